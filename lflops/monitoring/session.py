@@ -21,7 +21,7 @@ from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
 from lflops.monitoring.window.counting_step import CountingStepMode, StepCounter, has_backward
-from lflops.monitoring.window.live_metrics import LiveMetrics
+from lflops.monitoring.window.live_metrics import LiveMetrics, PointPause
 from lflops.monitoring.window.step_modes import ModuleTimingMode, StepMode
 from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepTimer, TimedStep
 from lflops.monitoring.window.traced_steps import TraceAnnotations, TracedMode
@@ -108,6 +108,7 @@ class Session:
         self._step_timer = self._new_step_timer()
         self.fast_path = self._step_timer.fast_path
         self._live_metrics = self._new_live_metrics()
+        self._point_pause = PointPause()
         self._listening = CleanupStack()
         # The unprofiled steps that are not sent to rank 0 yet; `None` if no ranks are compared.
         shares_steps = stage.learns and results.compares_ranks
@@ -243,7 +244,7 @@ class Session:
 
     def batch_ends(self, batch: Any) -> None:
         """End a batch that is not on the fast path. If it is the last of a step, end the step."""
-        counted = self.mode.end_batch()
+        counted = self.mode.end_batch(batch)
         shapes = self._step_timer.batch(batch)
         if counted is not None and self._live_metrics is not None:
             self._live_metrics.set_work(shapes, counted)
@@ -579,12 +580,18 @@ class Session:
                 self._unshared.append(step)
 
     def _log_point(self) -> None:
-        """Log a point of the curves: the metrics of the steps since the last point."""
+        """Log a point of the curves: the metrics of the steps since the last point.
+
+        If the loggers are slow, there are fewer points.
+        """
         if self._live_metrics is None or self._results.reporters is None:
+            return
+        if not self._point_pause.is_over:
             return
         point = self._live_metrics.point(self._results.shares.get(self._stage.name, {}))
         point |= self._results.run_curves()
-        self._results.reporters.point(point, self._stage.name, self._step_timer.logged_step)
+        with self._point_pause.logs_point():
+            self._results.reporters.point(point, self._stage.name, self._step_timer.logged_step)
 
     def _share_steps(self) -> None:
         """Send the unprofiled steps since the last call to rank 0, which compares the ranks."""

@@ -18,7 +18,9 @@ from lflops.flop_counter.count import Counting, ignored_modules
 from lflops.formulas.table import READS
 from lflops.hardware.calibrate import hardware_of
 from lflops.inputs.batch import BatchReader
+from lflops.inputs.batch_size import lookups_of
 from lflops.inputs.padding import BatchPadding, padding_of
+from lflops.inputs.tensors import named_arguments
 from lflops.model.module_tree import ModuleTree, parameter_sizes
 from lflops.monitoring.inputs.phases import OutsideModules
 from lflops.monitoring.inputs.settings import Settings
@@ -248,11 +250,14 @@ class CountingStepMode(StepMode):
         self._padding: BatchPadding | None = None
         # counts the current batch; `None` if no batch is being counted
         self._counting: Counting | None = None
+        # Whether the batch was unknown when it began, as in a loop that lflops has detected.
+        self._is_unknown = False
         self._listening = CleanupStack()
 
     def begin_batch(self, batch: Any, *, begins_step: bool) -> None:
         if begins_step:
             self._begin_step(batch)
+        self._is_unknown = batch is None
         if self._is_counted:
             self._counting = self._counter.counting_of(batch)
             self._counting.__enter__()
@@ -271,7 +276,10 @@ class CountingStepMode(StepMode):
             self._padding = counter.padding(batch)
             self._is_counted = True
 
-    def end_batch(self) -> Profile | None:
+    def end_batch(self, batch: Any) -> Profile | None:
+        if self._counting is not None and self._is_unknown and batch is not None:
+            self._counting.inputs = lookups_of(named_arguments(*_arguments(batch)))
+            self._padding = self._counter.padding(batch)
         profile = self._stop(None)
         if profile is None or not self._is_counted:
             return None

@@ -1,6 +1,9 @@
 """Calculate step time, MFU and throughput during the whole run, for the curves of the loggers."""
 
-from collections.abc import Callable, Hashable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from lflops.analysis.utilization import flops_per_second, of_peak
@@ -16,6 +19,48 @@ class _StepSample(NamedTuple):
     samples: int | None
     tokens: int | None
     shapes: tuple[Hashable, ...]
+
+
+SLOW_LOGGERS = 0.005
+"""Seconds for a point of the curves from which loggers are slow."""
+
+PAUSE = 50
+"""After a point, slow loggers get no further point for this many times the seconds of the point.
+
+So they take at most 2 % of the run.
+"""
+
+COMPARED_POINTS = 3
+"""Loggers are slow only if each of this many consecutive points takes long."""
+
+
+class PointPause:
+    """Leaves out points of the curves if the user's loggers are slow.
+
+    Args:
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._costs: deque[float] = deque(maxlen=COMPARED_POINTS)
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next point may be logged."""
+        return self._clock() >= self._until
+
+    @contextmanager
+    def logs_point(self) -> Iterator[None]:
+        """Log a point in a `with` block, whose time decides when the next point may be logged."""
+        begin = self._clock()
+        yield
+        end = self._clock()
+        self._costs.append(end - begin)
+        cost = min(self._costs)
+        if len(self._costs) == COMPARED_POINTS and cost >= SLOW_LOGGERS:
+            self._until = end + PAUSE * cost
 
 
 class LiveMetrics:

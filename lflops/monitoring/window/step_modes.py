@@ -69,7 +69,7 @@ class StepMode:
     def begin_batch(self, batch: Any, *, begins_step: bool) -> None:
         """Install the hooks for a batch. `begins_step` is true for the first batch of a step."""
 
-    def end_batch(self) -> Profile | None:
+    def end_batch(self, batch: Any) -> Profile | None:  # noqa: ARG002 - modes may read it
         """Remove the hooks for a batch. Return its profile, or `None` if it was not counted."""
         return None
 

@@ -155,6 +155,46 @@ def test_a_window_can_be_asked_for(tmp_path: Path, warm_python: WarmPython) -> N
     assert 2 * forward - 32 * 64 * 64 == profile.total(phase="backward")
 
 
+PADDED = f"""{ASKED}
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(100, 8, padding_idx=0)
+        self.head = nn.Linear(8, 4)
+    def forward(self, ids, lengths):
+        return self.head(self.embedding(ids)).sum(1)
+def collate(rows):
+    ids = torch.randint(1, 100, (len(rows), 20))
+    ids[:, 12:] = 0
+    return ids, torch.full((len(rows),), 12)
+model = Reader()
+optimizer = torch.optim.Adam(model.parameters())
+for step, (ids, lengths) in enumerate(DataLoader(range(320), batch_size=8, collate_fn=collate)):
+    if step == 10:
+        from lflops.monitoring.run import OPEN
+        (run,) = OPEN
+        run.request_window()
+    model(ids, lengths).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_the_tokens_and_the_padding_of_a_detected_loop_are_known(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """A batch has 8 rows of 20 ids, of which the last 8 are padding: 40 %.
+
+    In a detected loop, the batch is known only at the end of its step.
+    """
+    ended(warm_python, PADDED, tmp_path)
+    (path,) = tmp_path.glob("*.profile.json")
+    profile = lflops.load(path)
+    assert 160 == profile.run.tokens_per_step
+    (note,) = (note for note in profile.notes if note.code == "padding")
+    assert 0.4 == note.values["share"]
+
+
 OTHERS = {
     "a model within a class that is never called": """
 class Agent(nn.Module):
