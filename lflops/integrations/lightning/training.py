@@ -212,8 +212,11 @@ def _ends_step(trainer: Any, pl_module: Any) -> bool:
     """Return whether the current batch is the last batch of a step.
 
     In manual optimization, each batch counts as a step, because the number of batches over which
-    gradients are accumulated is unknown.
+    gradients are accumulated is unknown. After StochasticWeightAveraging, Lightning runs an epoch
+    without backward and optimizer, to update batch norms. Its batches belong to no step.
     """
+    if getattr(trainer.fit_loop, "_skip_backward", False):
+        return False
     if trainer.accumulate_grad_batches == 1 or not pl_module.automatic_optimization:
         return True
     # Lightning's own monitors call this method.

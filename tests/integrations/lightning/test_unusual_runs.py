@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -50,6 +50,20 @@ def test_a_step_with_a_checkpoint_is_marked(tmp_path: Path, weights_only: bool) 
     marked = [number for number, step in steps if "checkpoint" in step.marks]
     # The checkpoint is saved after lflops has ended the step, so the next step contains it.
     assert [3, 6, 9] == marked[:3]
+
+
+def test_the_epoch_that_updates_batch_norms_has_no_step() -> None:
+    """After two epochs of five steps, stochastic weight averaging runs a third one.
+
+    In this epoch, Lightning calls neither backward nor the optimizer.
+    """
+    monitor = watching(ledger=True)
+    averaging = StochasticWeightAveraging(0.01, swa_epoch_start=1)
+    trainer = fit(Classifier(), monitor, averaging, data=loader(5), max_epochs=2)
+    assert 10 == trainer.global_step
+    assert monitor.ledger is not None
+    assert 10 == monitor.ledger.steps
+    assert 9 == monitor.ledger.step_groups[-1].last
 
 
 class Skipping(Classifier):
