@@ -22,7 +22,14 @@ class DataWait(PartRule):
     is_overhead = True
     verb = "is spent"
     phrase = "waiting for data"
-    fix = "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"
+    fix = (
+        "Load batches in DataLoader workers (num_workers=), or use cheaper transforms. An "
+        "IterableDataset must divide its samples among the workers"
+    )
+    fix_with_workers = "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"
+
+    def part_fix(self, step: StepEvidence) -> str:
+        return self.fix_with_workers if step.profile.run.workers else self.fix
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         return super().judged_seconds(candidate, step) - handover_seconds(step.profile)
@@ -39,6 +46,10 @@ class DataWaitOfRun(RunRule):
     verb = "is spent"
     phrase = DataWait.phrase
     fix = DataWait.fix
+
+    def fix_for(self, run: RunEvidence) -> str:
+        has_workers = run.profile is not None and run.profile.run.workers
+        return DataWait.fix_with_workers if has_workers else self.fix
 
     def excused_seconds(self, run: RunEvidence) -> float:
         if run.profile is None:

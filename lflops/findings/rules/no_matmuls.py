@@ -19,7 +19,7 @@ LONG_BACKWARD = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OwnCode:
+class OwnCode:
     """The code that one or several equal modules run themselves, outside their submodules.
 
     Attributes:
@@ -82,7 +82,7 @@ class NoMatmuls(StepRule):
 
     name = "no_products"
     threshold = Threshold(share=0.10, reported=0.05)
-    sentence = "{Cost} is spent in {where}{class} itself{hooks}{operators}."
+    sentence = "{Cost} is spent in {where}{class} itself{others}{hooks}{operators}."
     fix = "Fuse the operators of {where}, for example with torch.compile"
     fix_of_one_operator = (
         "Fuse the operator of {where} with the operators before and after it, for example with "
@@ -116,59 +116,74 @@ class NoMatmuls(StepRule):
             if isinstance(each.rule, GradientHooks):
                 explained |= hooked_patterns(step)
         patterns = _patterns_with_operators(step) - explained
+        by_class: dict[str, list[BusyModules]] = {}
         for modules in step.busiest:
             if modules.pattern in patterns and not modules.macs:
-                yield self._candidate(modules, step, in_python.get(modules.pattern, 0.0))
+                by_class.setdefault(modules.kind, []).append(modules)
+        for equal in by_class.values():
+            yield self._candidate(equal, step, in_python)
 
-    def _candidate(self, modules: BusyModules, step: StepEvidence, in_python: float) -> Candidate:
-        """Return the candidate about some modules. `in_python` seconds have their own finding."""
-        place = modules.pattern
-        seconds = modules.seconds
-        if modules.modules > 1 and modules.slowest_seconds >= MAIN_SHARE * modules.seconds:
-            place = modules.slowest
-            seconds = modules.slowest_seconds
-        elsewhere = step.sleeping_in(place) + in_python
+    def _candidate(
+        self, equal: Sequence[BusyModules], step: StepEvidence, in_python: Mapping[str, float]
+    ) -> Candidate:
+        """Return the candidate about modules of the same class, which may have several patterns.
+
+        `in_python` has the seconds by pattern that have a finding of their own.
+        """
+        main = equal[0]
+        places = [modules.pattern for modules in equal]
+        seconds = sum(modules.seconds for modules in equal)
+        if main.modules > 1 and main.slowest_seconds >= MAIN_SHARE * seconds:
+            places = [main.slowest]
+            seconds = main.slowest_seconds
+        elsewhere = sum(step.sleeping_in(place) for place in places)
+        elsewhere += sum(in_python.get(modules.pattern, 0.0) for modules in equal)
         seconds -= elsewhere
-        code = _own_code(place, step)
+        code = own_code(places, step)
+        is_in_hooks = code.is_in_hooks(seconds, elsewhere)
+        others = sum(modules.modules for modules in equal[1:]) if len(places) > 1 else 0
+        noun = "module" if others == 1 else "modules"
         facts: Facts = {
-            "class": in_brackets(modules.kind),
+            "class": in_brackets(main.kind),
+            "others": f" and in {others} other {noun} of this class" if others else "",
             "operators": code.operators.within(seconds),
             "pass": code.slower,
             "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
-            "is_in_hooks": code.is_in_hooks(seconds, elsewhere),
             "calls": units.count(code.operators.calls),
+            "is_python": is_in_hooks or code.is_python(seconds),
+            "fix": self._fix_of(code, seconds, is_in_hooks=is_in_hooks),
         }
         times = code.operators.times(seconds)
-        return Candidate(rule=self, seconds=seconds, module=place, facts=facts, operators=times)
+        return Candidate(rule=self, seconds=seconds, module=places[0], facts=facts, operators=times)
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
-        code = _own_code(candidate.module, step)
-        is_python = candidate.facts["is_in_hooks"] or code.is_python(candidate.seconds or 0.0)
-        return step.is_on_cpu and bool(is_python)
+        return step.is_on_cpu and bool(candidate.facts["is_python"])
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        code = _own_code(candidate.module, step)
-        seconds = candidate.seconds or 0.0
-        fix = self.fix
-        if candidate.facts["is_in_hooks"]:
-            fix = self.fix_of_hooks
-        elif not code.operators.explains(seconds):
-            fix = self.fix_of_other_code
-        elif code.has_loop:
-            fix = self.fix_of_loop
-        elif code.operators.traced and not code.operators.are_traced(seconds):
-            fix = self.fix_if_unknown
-        elif code.has_one_operator:
-            fix = self.fix_of_one_operator
-        return fix
+        return str(candidate.facts["fix"])
+
+    def _fix_of(self, code: OwnCode, seconds: float, *, is_in_hooks: bool) -> str:
+        if is_in_hooks:
+            return self.fix_of_hooks
+        if not code.operators.explains(seconds):
+            return self.fix_of_other_code
+        if code.has_loop:
+            return self.fix_of_loop
+        if code.operators.traced and not code.operators.are_traced(seconds):
+            return self.fix_if_unknown
+        if code.has_one_operator:
+            return self.fix_of_one_operator
+        return self.fix
 
 
-def _own_code(place: str, step: StepEvidence) -> _OwnCode:
-    """Return what a module does outside its submodules.
+def own_code(places: Iterable[str], step: StepEvidence) -> OwnCode:
+    """Return what modules do outside their submodules.
 
-    If `place` is a pattern, such as `layers.*`, all modules that match it are added up.
+    A place is the name of a module, or a pattern such as `layers.*` for all modules that match it.
     """
-    names = [place] if place in step.profile.modules else step.modules_at(place)
+    names: list[str] = []
+    for place in places:
+        names += [place] if place in step.profile.modules else step.modules_at(place)
     calls = 0
     more_in_forward = 0.0
     for name in names:
@@ -177,7 +192,7 @@ def _own_code(place: str, step: StepEvidence) -> _OwnCode:
         for work, sign in ((module.forward, 1), (module.backward, -1)):
             if work.self_seconds is not None:
                 more_in_forward += sign * work.self_seconds.median
-    return _OwnCode(
+    return OwnCode(
         operators=step.operator_times.of(names, {"forward", "backward"}),
         calls=calls,
         more_in_forward=more_in_forward,

@@ -79,7 +79,8 @@ class SlowOptimizer(PartRule):
         if step.profile.run.monitor == "FlopsCallback":
             return self.fix_in_transformers
         if optimizers:
-            return _advice_about_arguments(optimizers) or self.fix_of_fast_optimizer
+            advice = _advice_about_arguments(optimizers, is_on_cpu=step.is_on_cpu)
+            return advice or self.fix_of_fast_optimizer
         return super().advise_in(module, step)
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
@@ -93,13 +94,19 @@ class SlowOptimizer(PartRule):
         return self.judged_seconds(candidate, step) > needed
 
 
-def _advice_about_arguments(optimizers: Sequence[OptimizerSettings]) -> str:
-    """Return the advice on an argument that makes an optimizer faster. Empty if there is none."""
+def _advice_about_arguments(optimizers: Sequence[OptimizerSettings], *, is_on_cpu: bool) -> str:
+    """Return the advice on an argument that makes an optimizer faster. Empty if there is none.
+
+    On a CPU, `foreach=True` often makes an optimizer slower, because its intermediate results are
+    lists of tensors as large as all parameters.
+    """
     for optimizer in optimizers:
         if optimizer.accepts_fused and not optimizer.fused:
             instead = " instead of foreach=True" if optimizer.foreach else ""
             name = plain(optimizer.class_name)
             return f"Pass fused=True{instead} to {name}, or use larger batches"
+    if is_on_cpu:
+        return ""
     for optimizer in optimizers:
         if optimizer.accepts_foreach and not optimizer.foreach and not optimizer.fused:
             return f"Pass foreach=True to {plain(optimizer.class_name)}, or use larger batches"
