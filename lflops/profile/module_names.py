@@ -14,6 +14,9 @@ from lflops.profile.series import grouped, spelled_runs
 
 Item = TypeVar("Item")
 
+FREQUENT_BLOCKS = 3
+"""Blocks of a class are repeats of each other if they have at least this many numbered siblings."""
+
 
 @lru_cache(1 << 16)
 def ancestry(name: str) -> tuple[str, ...]:
@@ -67,7 +70,9 @@ def patterns(
 
     A module is repeated if the last part of its name is a number, and if the sibling before or
     after it is alike. For example, the 48 blocks of a stack are repeated. The first and the third
-    layer of a `Sequential` are not repeated if a different layer is between them.
+    layer of a `Sequential` are not repeated if a different layer is between them. But blocks, which
+    have submodules, are also repeated if at least three siblings are alike at any places, for
+    example if they alternate with other blocks.
 
     Siblings are alike if they have the same class. Siblings without submodules must also have the
     same number of parameters.
@@ -136,7 +141,7 @@ def _repeated(
     modules: Mapping[str, tuple[str, int | None]],
     below: Mapping[str, Sequence[str]],
 ) -> set[str]:
-    """Return the numbered siblings that are like the previous or the next sibling."""
+    """Return the numbered siblings that are like a neighbour, and the blocks that are frequent."""
 
     def signature(name: str) -> tuple[str, int | None]:
         class_name, parameters = modules[name]
@@ -148,6 +153,13 @@ def _repeated(
     for one, other in pairwise(siblings):
         if _has_number(one) and _has_number(other) and signature(one) == signature(other):
             repeated.update((one, other))
+    blocks: dict[str, list[str]] = {}
+    for name in siblings:
+        if below[name] and _has_number(name):
+            blocks.setdefault(modules[name][0], []).append(name)
+    for names in blocks.values():
+        if len(names) >= FREQUENT_BLOCKS:
+            repeated.update(names)
     return repeated
 
 

@@ -51,6 +51,20 @@ def test_a_star_stands_for_all_numbers_that_there_are() -> None:
     assert ["", *["{0-2}"] * 3, "3", "4", "5"] == list(found.values())
 
 
+def test_blocks_that_alternate_are_repeats() -> None:
+    """Of five blocks, three couplings alternate with two norms. A norm has no submodules here."""
+    kinds = {"": "Flow", "steps": "ModuleList"}
+    for number in range(5):
+        name = f"steps.{number}"
+        kinds[name] = "Norm" if number % 2 else "Coupling"
+        if number % 2 == 0:
+            kinds[f"{name}.net"] = "Linear"
+    found = patterns_of(kinds)
+    assert {"steps.{0,2,4}"} == {found[f"steps.{number}"] for number in (0, 2, 4)}
+    assert {"steps.{0,2,4}.net"} == {found[f"steps.{number}.net"] for number in (0, 2, 4)}
+    assert "steps.1" == found["steps.1"]
+
+
 def test_what_only_some_blocks_have_is_not_called_by_a_star() -> None:
     """Modules that exist only in some blocks get a list of numbers instead of a star.
 

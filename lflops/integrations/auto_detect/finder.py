@@ -51,6 +51,7 @@ class AutoDetectedLoop(LoopMonitor):
 
     Args:
         models: The models that the loop calls.
+        owner: The module that contains these models, if the loop never calls the module itself.
         steps: Number of steps before the loop was detected. They are included in the number of
             steps, but their durations are unknown.
         log: Function that receives the summary of each window, which is a few profiled steps.
@@ -64,6 +65,7 @@ class AutoDetectedLoop(LoopMonitor):
         models: Sequence[nn.Module],
         steps: int,
         *,
+        owner: nn.Module | None = None,
         log: Callable[[str], None],
         settings: dict[str, Any],
     ) -> None:
@@ -77,7 +79,15 @@ class AutoDetectedLoop(LoopMonitor):
             alive[name] = model
         self.phases = AutoDetectedPhases(self._validates, self.epoch_ends)
         loop = Loop(
-            alive, (), engine=None, loggers=(), accumulation=1, log_every=0, steps=None, log=log
+            alive,
+            (),
+            engine=None,
+            loggers=(),
+            accumulation=1,
+            log_every=0,
+            steps=None,
+            log=log,
+            owner=Loop.owner if owner is None else ref(owner),
         )
         super().__init__(loop, Settings(**settings), self.phases)
         # set while the ledger's thread handles the steps
@@ -601,6 +611,7 @@ class Finder:
         # The value of `MonitoredRun.begun` as long as the script itself begins no run. Comparing
         # the two numbers is faster than reading `OPEN`.
         self._begun = 0
+        self._outermost: list[ref[nn.Module]] = []
         self._candidates: list[ref[nn.Module]] = []
         self._called: list[ref[nn.Module]] = []
         self._looking = CleanupStack()
@@ -688,7 +699,9 @@ class Finder:
         self._begun = MonitoredRun.begun + 1
         self._steps = 1
         self._steps_of_others = 0
-        self._expect(modules_of(optimizer))
+        outermost = modules_of(optimizer)
+        self._outermost = [ref(each) for each in outermost]
+        self._expect(outermost)
 
     def _look_again(self) -> None:
         """Monitor the modules that the last step called.
@@ -709,6 +722,7 @@ class Finder:
         self._watched = AutoDetectedLoop(
             called or candidates,
             self._steps,
+            owner=_owner_of(called, _alive(self._outermost)),
             log=_tell,
             settings=settings_of(settings_line() or ""),
         )
@@ -749,6 +763,15 @@ def modules_of(optimizer: Optimizer) -> list[nn.Module]:
                 reached[id(module)] = module
                 to_climb.append(id(module))
     return [module for number, module in reached.items() if number not in above]
+
+
+def _owner_of(models: Sequence[nn.Module], outermost: Iterable[nn.Module]) -> nn.Module | None:
+    """Return the outermost module that contains all models, or `None` if it is one of them."""
+    wanted = {id(model) for model in models}
+    for module in outermost:
+        if wanted and wanted <= {id(each) for each in module.modules()}:
+            return None if id(module) in wanted else module
+    return None
 
 
 def _alive(modules: Iterable["ref[nn.Module]"]) -> list[nn.Module]:

@@ -125,7 +125,12 @@ def _check_number(name: str, value: Any, least: int) -> None:
 
 @dataclass(frozen=True)
 class Loop:
-    """The user's description of a loop. The fields are the arguments of `monitor`."""
+    """The user's description of a loop. The fields are the arguments of `monitor`.
+
+    Attributes:
+        owner: Returns the module that contains all models, if the loop calls its submodules and
+            never the module itself. Otherwise, it returns `None`.
+    """
 
     models: Mapping[str, nn.Module]
     optimizers: Sequence[Optimizer]
@@ -135,6 +140,7 @@ class Loop:
     log_every: int
     steps: int | None
     log: Callable[[str], None]
+    owner: Callable[[], nn.Module | None] = lambda: None
 
 
 class LoopMonitor:
@@ -432,10 +438,11 @@ class LoopMonitor:
         sampler = None
         if data_parallel:
             sampler = {"num_replicas": self._world_size, "rank": self._rank}
+        model = loop.owner() or _one(models)
         return Training(
             loop=self,
-            model=_one(models),
-            root=_one(loop.models if keeps_parameters else models),
+            model=model,
+            root=_one(loop.models) if keeps_parameters else model,
             device=device_of(tensors),
             rank=self._rank,
             world_size=self._world_size,

@@ -195,6 +195,36 @@ def test_the_tokens_and_the_padding_of_a_detected_loop_are_known(
     assert 0.4 == note.values["share"]
 
 
+METHOD = WINDOW.replace("model(torch.ones(32, 64))", "agent.act(torch.ones(32, 64))").replace(
+    "from torch.optim.optimizer import",
+    """
+class Agent(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def act(self, x):
+        return self.inner(x)
+agent = Agent(model)
+from torch.optim.optimizer import""",
+)
+
+
+def test_a_model_that_is_called_by_a_method_keeps_its_names(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """The loop calls `agent.act`, so only the inner module is called. The table shows the agent.
+
+    Forward has 32 rows through 64 × 64 and 64 × 4 weights.
+    """
+    ended(warm_python, METHOD, tmp_path)
+    (path,) = tmp_path.glob("*.profile.json")
+    profile = lflops.load(path)
+    assert "Agent" == profile.modules[""].class_name
+    assert 32 * 64 * 64 == profile.modules["inner.0"].forward.macs
+    assert 32 * (64 * 64 + 64 * 4) == profile.total(phase="forward")
+    assert all(step.phases.get("forward") for step in profile.steps if step.is_unprofiled)
+
+
 OTHERS = {
     "a model within a class that is never called": """
 class Agent(nn.Module):
