@@ -35,11 +35,14 @@ class PartRule(StepRule):
             is the cost, the verb and this phrase: "26 % of the step is lost to inefficient
             kernels".
         verb: The verb of this sentence, such as "is lost to".
+        phrase_with_place: Replaces the phrase if the sentence names the code that takes most of the
+            time. By default, the phrase stays.
     """
 
     label: ClassVar[str] = ""
     phrase: ClassVar[str] = ""
     verb: ClassVar[str] = "is"
+    phrase_with_place: ClassVar[str] = ""
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         return []
@@ -63,6 +66,7 @@ class PartRule(StepRule):
         most = candidate.module or self.place_of(candidate, step)
         if most:
             where = f", mostly in {plain(most)}"
+            phrase = self.phrase_with_place or phrase
         return f"{another}{cost} {self.verb} {phrase}{where}."
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -119,13 +123,14 @@ def main_hook(candidate: Candidate, step: StepEvidence) -> str:
     """Return the hook of a callback or of the LightningModule that takes most of the time.
 
     For the part `clip`, this is one of the `GRADIENT_HOOKS`, and for any other part another hook.
-    Returns the empty string if no single hook takes most of the candidate's cost, or if hooks were
+    If the step has no part `clip`, other parts may contain these hooks. Returns the empty string if no single hook takes most of the candidate's cost, or if hooks were
     not timed.
     """
     hooks = {}
+    has_clip = "clip" in step.times.phases
     for name, seconds in step.profile.hooks.items():
-        is_about_gradients = name.rpartition(".")[2] in GRADIENT_HOOKS
-        if is_about_gradients == (candidate.rule.name == "clip"):
+        is_in_clip = has_clip and name.rpartition(".")[2] in GRADIENT_HOOKS
+        if is_in_clip == (candidate.rule.name == "clip"):
             hooks[name] = seconds
     if not hooks or candidate.seconds is None:
         return ""

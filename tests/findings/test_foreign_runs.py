@@ -837,7 +837,14 @@ def test_each_hook_explains_its_own_part() -> None:
     hooks = {"Histograms.on_after_backward": 30e-3, "Images.on_train_batch_end": 18e-3}
     found = findings(trained(clip=30e-3, other=20e-3, facts={"hooks": hooks}))
     assert "mostly in Histograms.on_after_backward" in found["clip"].sentence
-    assert "mostly in Images.on_train_batch_end" in found["other"].sentence
+    assert "other phases, mostly in Images.on_train_batch_end" in found["other"].sentence
+
+
+def test_a_hook_before_the_optimizer_may_be_outside_all_phases() -> None:
+    """No part of the step is work on gradients, so the hook's 30 ms are outside all phases."""
+    hooks = {"Histograms.on_before_optimizer_step": 30e-3}
+    found = findings(trained(other=35e-3, facts={"hooks": hooks}))
+    assert "mostly in Histograms.on_before_optimizer_step" in found["other"].sentence
 
 
 @pytest.mark.parametrize("monitor", ["lflops.monitor", "lflops", "FlopsCallback", "FlopsMonitor"])

@@ -40,6 +40,7 @@ class OtherWork(PartRule):
         "outside forward, backward and the other phases, for example on metrics, logging, "
         "checkpoints or the preparation of batches"
     )
+    phrase_with_place = "outside forward, backward and the other phases"
     fix = (
         "To see what takes the time, name parts of the loop with monitor.phase. Log, save and "
         "evaluate less often, and prepare batches in DataLoader workers"

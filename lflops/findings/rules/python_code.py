@@ -65,6 +65,10 @@ def python_seconds(step: StepEvidence, earlier: Sequence[Candidate]) -> dict[str
     Modules that earlier rules have found are left out, by their names or by their patterns.
     """
     explained = modules_of(earlier, step)
+    for each in earlier:
+        if each.rank is not None and each.module:
+            # In a slow rank, the extra time of this module is reported already.
+            explained |= {each.module, step.patterns.get(each.module, each.module)}
     by_pattern: dict[str, float] = {}
     for name, module in step.profile.modules.items():
         took = module.forward.self_seconds

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from lflops import units
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
+from lflops.findings.evidence import REPORTED_SHARE
 from lflops.findings.finding import Finding, ordered
 from lflops.findings.own_operators import with_time
 from lflops.findings.part_rule import in_bursts
@@ -32,7 +33,7 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     """Return the findings about a run, from its last window and its ledger.
 
     If a finding is about a whole phase, its cost is the mean over all unprofiled steps of the run
-    instead of the steps of the window.
+    instead of the steps of the window. A finding whose cost is small in the run is left out.
     """
     profile = None
     of_step: Sequence[Finding] = ()
@@ -47,10 +48,12 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     times = times_of(window, ledger)
     if times is not None and times.steps.source == "run":
         ratio = 1.0 if window is None else work_ratio(window, times).factor
-        found = [
-            _of_all_steps(finding, window, times, of_window, ledger, ratio=ratio)
-            for finding in found
-        ]
+        scaled_findings = []
+        for finding in found:
+            of_run = _of_all_steps(finding, window, times, of_window, ledger, ratio=ratio)
+            if of_run == finding or of_run.is_issue or (of_run.share or 0.0) >= REPORTED_SHARE:
+                scaled_findings.append(of_run)
+        found = scaled_findings
     return ordered(found)
 
 

@@ -183,6 +183,9 @@ class _Modules:
             self._cells[column] = list(map(column.cell, self._lines))
         self._uncalled = set(analysis.uncalled)
         self._idle = len(listed) - len(self._lines)
+        root = analysis.profile.modules[""]
+        self._root_class = root.class_name
+        self._outside_macs = root.other.macs if phase is None else 0
 
     def __rich_console__(
         self, console: Console, options: ConsoleOptions
@@ -245,6 +248,12 @@ class _Modules:
             has_times = any(column.heading.endswith("time") for column in layout.columns)
             times = " and times" if has_times else ""
             yield f"×N: N identical modules; all figures{times} are sums over the N modules"
+        if self._outside_macs:
+            macs = units.count(self._outside_macs)
+            yield (
+                f"{plain(self._root_class)} includes {macs} MACs outside all phases, for example "
+                "of a model that lflops does not monitor"
+            )
         if self._idle:
             are = "is" if self._idle == 1 else "are"
             modules = counted(self._idle, "module")
