@@ -27,7 +27,7 @@ from lflops.integrations.deepspeed.api import (
     get_model_profile as get_model_profile,
 )
 from lflops.integrations.lightning.monitor import FlopsMonitor as FlopsMonitor
-from lflops.integrations.lightning.profiler import LightningProfiler as LightningProfiler
+from lflops.integrations.lightning.lightning_profiler import LightningProfiler as LightningProfiler
 from lflops.integrations.loops.monitor import monitor as monitor
 from lflops.ledger.account import Ledger as Ledger
 from lflops.ledger.ledger_file import load_run as load_run

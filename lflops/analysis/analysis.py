@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lflops.analysis.compare.compared_run import ComparedRun, compared_run, run_figures
+from lflops.analysis.module_outliers import Outliers, outliers
 from lflops.analysis.operators import (
     Operator,
     UnsupportedOperator,
     operators,
     unsupported_operators,
 )
-from lflops.analysis.outliers import Outliers, outliers
 from lflops.analysis.roofline import Fusion, LazyRoofline, LowerBound, fusion, lower_bound
 from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.step_times import StepTimes, step_times

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from lflops.analysis.outliers import Outlier
+from lflops.analysis.module_outliers import Outlier
 from lflops.analysis.step_breakdown import StepBreakdown
 from lflops.analysis.step_times import StepTimes, lost_share
 from lflops.analysis.tree import BusyModules

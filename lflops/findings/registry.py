@@ -4,21 +4,15 @@ from collections.abc import Iterator
 
 from lflops.findings.part_rule import NamedPhase, PartRule
 from lflops.findings.rule import ModuleRule, Rule, StepRule
-from lflops.findings.rules.between_steps import (
-    BetweenEpochs,
-    Compilation,
-    Inference,
-    Logging,
-    RepeatedWork,
-    SavingCheckpoints,
-    Validation,
-)
+from lflops.findings.rules.between_epochs import BetweenEpochs
 from lflops.findings.rules.busiest_module import BusiestModule
+from lflops.findings.rules.checkpoints import RepeatedWork, SavingCheckpoints
 from lflops.findings.rules.communication import (
     CommunicationOfRun,
     ExposedCommunication,
     LightningCollectives,
 )
+from lflops.findings.rules.compilation import Compilation
 from lflops.findings.rules.data_wait import DataWait, DataWaitOfRun
 from lflops.findings.rules.device_copies import (
     ExposedCopies,
@@ -30,6 +24,7 @@ from lflops.findings.rules.gradient_work import GradientWork
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
 from lflops.findings.rules.later_steps import LongerAfterWindow
+from lflops.findings.rules.logging_time import Logging
 from lflops.findings.rules.memory_driver import AllocatingMemory
 from lflops.findings.rules.module_parts import (
     BackwardOutsideModules,
@@ -73,6 +68,7 @@ from lflops.findings.rules.slow_steps import (
 )
 from lflops.findings.rules.threads import ComputingThread, TooManyThreads
 from lflops.findings.rules.time_without_module import AllOfBackward, AllOfForward
+from lflops.findings.rules.validation import Inference, Validation
 from lflops.findings.rules.wrong_peak import PeakTooLow
 from lflops.findings.run_rule import RunRule
 

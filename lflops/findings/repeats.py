@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from lflops.analysis.outliers import explaining
+from lflops.analysis.module_outliers import explaining
 from lflops.analysis.tree import total_seconds
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import ModuleProfile, Profile

@@ -7,7 +7,7 @@ memory-bound work. Costs that rules about modules report are subtracted from the
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lflops.analysis.outliers import allocating
+from lflops.analysis.module_outliers import allocating
 from lflops.analysis.step_breakdown import IN_MODULES, move
 from lflops.findings.evidence import REPORTED_SHARE, StepEvidence
 from lflops.findings.rule import Candidate

@@ -12,7 +12,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from lflops.integrations.lightning.phase_hooks import (
+from lflops.integrations.lightning.trainer_phases import (
     CLIP,
     STEPS,
     PhaseListener,

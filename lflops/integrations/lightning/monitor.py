@@ -8,7 +8,7 @@ from typing import Any, Self
 from lflops.error_guard import wrap
 from lflops.errors import LflopsError
 from lflops.extras import needed
-from lflops.integrations.lightning.phase_hooks import PhaseListener, TrainerPhases, phases_of
+from lflops.integrations.lightning.trainer_phases import PhaseListener, TrainerPhases, phases_of
 from lflops.integrations.lightning.training import (
     Base,
     MisconfigurationException,

@@ -22,7 +22,7 @@ from torch import nn
 from lflops.errors import MissingPackageError
 from lflops.inputs.batch_size import loader_batch_size
 from lflops.integrations.lightning.hook_times import LightningHookTimes
-from lflops.integrations.lightning.phase_hooks import STEPS, phases_of
+from lflops.integrations.lightning.trainer_phases import STEPS, phases_of
 from lflops.monitoring.inputs.training import Stage, Training
 
 __all__ = ["Base", "MisconfigurationException", "ProfilerBase", "say"]

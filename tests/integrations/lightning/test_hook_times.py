@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from lflops import FlopsMonitor, Profile
 from lflops.integrations.lightning import hook_times
 from lflops.integrations.lightning.hook_times import LightningHookTimes
-from lflops.integrations.lightning.phase_hooks import phases_of
+from lflops.integrations.lightning.trainer_phases import phases_of
 from tests.support.fake_clock import StillClock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET
 

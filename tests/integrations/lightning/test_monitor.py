@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import lflops
 from lflops.errors import CountError, ScheduleError
 from lflops.integrations.lightning.monitor import FlopsMonitor
-from lflops.integrations.lightning.phase_hooks import phases_of
+from lflops.integrations.lightning.trainer_phases import phases_of
 from lflops.monitoring.run import OPEN
 from lflops.schedule import Schedule
 from tests.support.lightning_runs import (

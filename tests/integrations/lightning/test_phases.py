@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lflops import Schedule
 from lflops.error_guard import unguarded
-from lflops.integrations.lightning.phase_hooks import phases_of
+from lflops.integrations.lightning.trainer_phases import phases_of
 from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import (
     LIGHTNINGS_WARNINGS,

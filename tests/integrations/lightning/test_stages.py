@@ -22,7 +22,7 @@ from torch import Tensor
 
 import lflops
 from lflops.integrations.lightning.monitor import FlopsMonitor
-from lflops.integrations.lightning.phase_hooks import phases_of
+from lflops.integrations.lightning.trainer_phases import phases_of
 from lflops.monitoring import session
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
