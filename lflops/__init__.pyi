@@ -26,8 +26,8 @@ from lflops.integrations.deepspeed.api import (
     FlopsProfiler as FlopsProfiler,
     get_model_profile as get_model_profile,
 )
-from lflops.integrations.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.integrations.lightning.lightning_profiler import LightningProfiler as LightningProfiler
+from lflops.integrations.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.integrations.loops.monitor import monitor as monitor
 from lflops.ledger.account import Ledger as Ledger
 from lflops.ledger.ledger_file import load_run as load_run

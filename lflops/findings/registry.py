@@ -46,6 +46,7 @@ from lflops.findings.rules.outside_layers import OutsideLayers
 from lflops.findings.rules.padding import Padding
 from lflops.findings.rules.precision import UnusedTensorCores, WideDtype
 from lflops.findings.rules.python_code import PythonCode
+from lflops.findings.rules.python_loops import PythonLoop
 from lflops.findings.rules.recomputation import Recomputation
 from lflops.findings.rules.repeated_backward import RepeatedBackward
 from lflops.findings.rules.sleep import SleepingThread
@@ -141,7 +142,7 @@ WORK_RULES: tuple[StepRule, ...] = (
 )
 """Rules about unnecessary work, and about time that cannot be attributed to a module."""
 
-LAST_RULES: tuple[StepRule, ...] = (BusiestModule(), PeakTooLow())
+LAST_RULES: tuple[StepRule, ...] = (PythonLoop(), BusiestModule(), PeakTooLow())
 """Rules that are evaluated last, because they depend on the findings of all other rules."""
 
 RUN_RULES: tuple[RunRule, ...] = (

@@ -16,9 +16,16 @@ const STEPS = [
 test("each step is a bar, or neighbours share one", () => {
   assert.deepEqual(barsOf(STEPS, 100).map(({ groups }) => groups[0].first), [1, 2, 3, 4, 5, 5, 6]);
   const bars = barsOf(STEPS, 3);
-  assert.deepEqual(bars.map(({ groups }) => groups.length), [2, 2, 3]);
-  // The mean of three steps: (0.4 + 0.4 + 1) / 3
-  assert.equal(bars[2].seconds.toFixed(6), "0.600000");
+  assert.deepEqual(bars.map(({ groups }) => groups.length), [3, 2, 2]);
+  // The mean of two steps: (0.4 + 1) / 2
+  assert.equal(bars[2].seconds.toFixed(6), "0.700000");
+});
+
+test("a group of many steps fills a bar of its own", () => {
+  const groups = [step(1), step(2), step(3, { last: 8, steps: 6, spent: { data: 0.6 } }), step(9), step(10)];
+  assert.deepEqual(barsOf(groups, 100).map((bar) => bar.groups.length), [1, 1, 1, 1, 1]);
+  // Ten steps in at most five bars: two steps in each, but a group is not divided.
+  assert.deepEqual(barsOf(groups, 5).map((bar) => bar.groups.map(({ first }) => first)), [[1, 2], [3], [9, 10]]);
 });
 
 test("a group of several steps counts as often as it has steps", () => {

@@ -212,5 +212,5 @@ def test_a_training_is_shown_in_time(opening: Callable[..., Seen], tmp_path: Pat
         assert {"modules", "operators", "live memory"} <= headings
         walked = frame.locator(".step-timeline").evaluate(WALKED, "ArrowRight")
         phases = list(dict.fromkeys(walked))
-        expected = ["data wait", "host-to-device copy", "forward", "backward", "optimizer"]
+        expected = ["data wait", "batch transfer", "forward", "backward", "optimizer"]
         assert expected == phases

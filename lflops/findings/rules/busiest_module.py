@@ -5,14 +5,9 @@ It applies if there is no other finding, or if the chip's peak is unknown.
 
 from collections.abc import Iterable, Sequence
 
-from lflops import units
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, Facts, StepRule
-from lflops.findings.rules.no_matmuls import NoMatmuls, own_code
 from lflops.findings.rules.python_code import in_brackets
-
-LOOPS_IN_CPP = {"RNN", "LSTM", "GRU"}
-"""Modules of torch that call many operators without a loop in Python."""
 
 
 class BusiestModule(StepRule):
@@ -27,7 +22,6 @@ class BusiestModule(StepRule):
         "Among the modules, the most time is spent in {where}{class}: {cost}. The chip's peak is "
         "unknown, so lflops cannot tell how fast this module could be."
     )
-    fix_of_loop = NoMatmuls.fix_of_loop
     fix_without_peak = 'Pass hardware="measure": lflops then measures the peak of this chip'
     fix_without_peak_in_detected_loop = (
         "Set LFLOPS=hardware=measure: lflops then measures the peak of this chip"
@@ -42,12 +36,7 @@ class BusiestModule(StepRule):
         most = below_root[0] if below_root else step.busiest[0]
         found = {step.patterns.get(each.module, each.module) for each in earlier}
         if not most.pattern or most.pattern not in found:
-            code = own_code([most.name], step)
-            facts: Facts = {
-                "class": in_brackets(most.kind) if most.name else "",
-                "has_loop": code.has_loop and most.kind not in LOOPS_IN_CPP,
-                "calls": units.count(code.operators.calls),
-            }
+            facts: Facts = {"class": in_brackets(most.kind) if most.name else ""}
             yield Candidate(
                 rule=self,
                 seconds=most.seconds,
@@ -60,8 +49,6 @@ class BusiestModule(StepRule):
         return self.sentence_without_peak if candidate.is_rest else self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        if candidate.facts["has_loop"]:
-            return self.fix_of_loop
         if not candidate.is_rest:
             return self.fix
         if step.profile.run.is_auto_detected:

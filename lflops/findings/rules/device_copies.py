@@ -15,7 +15,7 @@ class HostToDeviceCopy(PartRule):
 
     name = "transfer"
     is_overhead = True
-    label = "host-to-device copy"
+    label = "batch transfer"
     threshold = Threshold(share=0.10)
     verb = "is spent"
     phrase = "copying batches to the device"

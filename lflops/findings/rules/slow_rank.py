@@ -27,7 +27,7 @@ REASONS_BEYOND_LOAD = {"work", "chip"}
 
 OUTSIDE_MODULES = {
     "data": "data loading",
-    "transfer": "the host-to-device copy",
+    "transfer": "the batch transfer",
     "clip": "clipping",
     "optimizer": "the optimizer",
     "other": "other work outside the modules",
@@ -52,6 +52,10 @@ class SlowRank(StepRule):
     fix = (
         "Look at the machine, the data and the code of this rank. The Ranks view of the dashboard "
         "shows the phases of each rank"
+    )
+    fix_in_module = (
+        "Look at what this rank does differently in {where}, such as sleeps, locks or more data, "
+        "and at its machine. The Ranks view of the dashboard shows the phases of each rank"
     )
     right = (37, 41)
 
@@ -80,6 +84,9 @@ class SlowRank(StepRule):
         if reason == "preempted":
             return not step.is_cpu_contended
         return reason != "brief"
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.fix_in_module if candidate.module else self.fix
 
     def describe(self, candidate: Candidate, step: StepEvidence) -> str | None:
         stragglers = step.stragglers

@@ -43,7 +43,7 @@ class ComputingThread(StepRule):
     threshold = Threshold(share=0.10)
     sentence = (
         "Another thread of this process computes while the training thread waits: this costs "
-        "{cost}."
+        "{cost}. Other findings may contain the same time."
     )
     fix = (
         "Find the thread, for example with py-spy. If it writes TensorBoard events, log less "

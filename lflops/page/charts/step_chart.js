@@ -4,7 +4,7 @@
 import { colourOfPart } from "../lib/colours.js";
 import { chartWidth, element, svg } from "../lib/dom.js";
 import { duration, exact, phaseLabel } from "../lib/format.js";
-import { barsOf, highest, inWords, marksOf, phasesOf } from "../lib/steps.js";
+import { barsOf, highest, inWords, marksOf, phasesOf, stepsIn } from "../lib/steps.js";
 
 /** @typedef {import("../lib/steps.js").StepBar} StepBar */
 
@@ -25,7 +25,10 @@ export function stepChart(groups, steps, recomputes) {
   const bars = barsOf(groups, Math.floor(inner / NARROWEST));
   const phases = phasesOf(groups);
   const most = highest(bars, steps?.p95 ?? null) || 1;
-  const each = inner / bars.length;
+  // The axis counts steps, so a bar with several steps is wider.
+  const before = [0];
+  for (const { groups: ofBar } of bars) before.push(before[before.length - 1] + stepsIn(ofBar));
+  const each = inner / before[bars.length];
   const marks = marksOf(bars);
   const hasWindows = marks.some(({ kind }) => kind === "window");
   const hasEvents = marks.some(({ kind }) => kind !== "window");
@@ -33,7 +36,9 @@ export function stepChart(groups, steps, recomputes) {
   const [windows, events] = [TOP + HEIGHT + 14, TOP + HEIGHT + marksHeight - 3]; // baselines of the rows
   const height = TOP + HEIGHT + marksHeight + BOTTOM;
   /** @type {(at: number) => number} */
-  const x = (at) => LEFT + at * each;
+  const x = (at) => LEFT + before[at] * each;
+  /** @type {(at: number) => number} */
+  const middle = (at) => (x(at) + x(at + 1)) / 2;
   /** @type {(seconds: number) => number} */
   const y = (seconds) => TOP + HEIGHT * (1 - Math.min(seconds / most, 1));
   const usual = steps ? `${steps.said}.` : "";
@@ -46,7 +51,8 @@ export function stepChart(groups, steps, recomputes) {
     const d = bars.map(({ spent, seconds }, at) => {
       const below = phases.slice(0, layer).reduce((sum, name) => sum + (spent[name] ?? 0), 0);
       const [bottom, top] = [y(below), y(Math.min(below + (spent[phase] ?? 0), seconds))];
-      const right = Math.max(each - (each > 4 ? 1 : 0), 0.5);
+      const whole = x(at + 1) - x(at);
+      const right = Math.max(whole - (whole > 4 ? 1 : 0), 0.5);
       return bottom - top > 0.05 ? `M${x(at).toFixed(1)} ${bottom.toFixed(1)}h${right.toFixed(1)}V${top.toFixed(1)}h${(-right).toFixed(1)}z` : "";
     }).join("");
     return svg("path", { d, style: { fill: colourOfPart(phase) } });
@@ -64,7 +70,7 @@ export function stepChart(groups, steps, recomputes) {
       svg("text", { x: LEFT - 8, y: y(part * most) + 4, "text-anchor": "end" }, part ? duration(part * most) : "0"),
     )),
     ...paths,
-    ...cut.map((bar) => svg("text", { class: "cut", x: x(bars.indexOf(bar)) + each / 2, y: TOP + 9, "text-anchor": "middle" }, "⌃")),
+    ...cut.map((bar) => svg("text", { class: "cut", x: middle(bars.indexOf(bar)), y: TOP + 9, "text-anchor": "middle" }, "⌃")),
     ...lines(steps, most, y, width),
     ...marks.filter(({ kind, at, end }) => kind === "window" && end > at).map(({ at, end }) => svg(
       "rect", { class: "window-range", x: x(at), y: TOP + HEIGHT + 2, width: x(end + 1) - x(at), height: 3 },
@@ -73,7 +79,7 @@ export function stepChart(groups, steps, recomputes) {
       "text", { class: `mark-${kind}`, x: (x(at) + x(end + 1)) / 2 + aside(kind, at), y: kind === "window" ? windows : events, "text-anchor": "middle" }, SIGNS[kind][0], svg("title", {}, text),
     )),
     ...ticksOf(bars, width / 120).map(([at, number]) => svg(
-      "text", { class: "axis", x: x(at) + each / 2, y: TOP + HEIGHT + marksHeight + 14, "text-anchor": "middle" }, exact(number),
+      "text", { class: "axis", x: middle(at), y: TOP + HEIGHT + marksHeight + 14, "text-anchor": "middle" }, exact(number),
     )),
     svg("text", { class: "axis", x: LEFT + inner / 2, y: height - 4, "text-anchor": "middle" }, "step"),
     cursor,
@@ -83,7 +89,8 @@ export function stepChart(groups, steps, recomputes) {
   function barAt(event) {
     const box = chart.getBoundingClientRect();
     const place = ((event.clientX - box.left) / box.width) * width;
-    return Math.min(Math.max(Math.floor((place - LEFT) / each), 0), bars.length - 1);
+    const step = (place - LEFT) / each;
+    return Math.max(before.findLastIndex((first, at) => at < bars.length && first <= step), 0);
   }
 
   /** @type {(first: number, last: number) => void} */
@@ -134,10 +141,11 @@ export function stepChart(groups, steps, recomputes) {
     ...phases.filter(isVisible).map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), recomputes && phase === "backward" ? "backward with recomputation" : phaseLabel(phase))),
     ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
   );
-  const shared = bars.length < groups.length ? "Each bar is the mean of several neighbouring steps." : "";
+  const shared = bars.some((bar) => stepsIn(bar.groups) > 1) ? "Wide bars are means of several neighbouring steps." : "";
   const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest step takes ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
-  const remark = element("p", { class: "remark" }, [shared, longest, HINT].filter(Boolean).join(" "));
-  return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, legend);
+  const remark = element("p", { class: "remark" }, [shared, longest].filter(Boolean).join(" "));
+  const hint = element("p", { class: "remark keys" }, HINT);
+  return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, legend, hint);
 }
 
 /** @type {(steps: Steps | null, most: number, y: (seconds: number) => number, width: number) => SVGElement[]} */

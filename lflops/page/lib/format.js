@@ -83,7 +83,7 @@ export function signed(ratio) {
 
 // Labels of phases whose name is not their label, as in `report/words.toml`.
 /** @type {Record<string, string>} */
-export const PHASE_LABELS = { data: "data wait", gc: "garbage collector", transfer: "host-to-device copy", clip: "work on gradients", wait: "communication wait" };
+export const PHASE_LABELS = { data: "data wait", gc: "garbage collector", transfer: "batch transfer", clip: "work on gradients", wait: "communication wait" };
 
 /** @type {(phase: string) => string} */
 export function phaseLabel(phase) {

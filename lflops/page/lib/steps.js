@@ -17,12 +17,21 @@ const LEAST_MARKED = 0.001;
 /** @type {(groups: StepGroup[]) => number} */
 export const stepsIn = (groups) => groups.reduce((sum, { steps = 1 }) => sum + steps, 0);
 
-// Bars in the order in which the steps ran; neighbours share a bar if there are more than `most`.
+// Bars in the order in which the steps ran. If there would be more than `most`, a bar has several neighbouring groups, with about the same number
+// of steps in each bar.
 /** @type {(groups: StepGroup[], most: number) => StepBar[]} */
 export function barsOf(groups, most) {
-  const number = Math.min(groups.length, Math.max(most, 1));
-  return Array.from({ length: number }, (_, at) => {
-    const part = groups.slice(Math.floor((at * groups.length) / number), Math.floor(((at + 1) * groups.length) / number));
+  const least = stepsIn(groups) / Math.max(most, 1);
+  /** @type {StepGroup[][]} */
+  const parts = [];
+  let room = 0;
+  for (const group of groups) {
+    if (room <= 0) { parts.push([]); room += Math.max(least, 1); }
+    parts[parts.length - 1].push(group);
+    const { steps = 1 } = group;
+    room = steps > least ? 0 : room - steps;
+  }
+  return parts.map((part) => {
     const spent = meanByPhase(part);
     return { groups: part, spent, seconds: sumOf(spent), isProfiled: part.every(({ mode }) => mode === "profiled") };
   });

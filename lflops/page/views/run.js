@@ -16,7 +16,7 @@ export const run = { id: "run", label: "Run", draw: drawRun, isSized: true, ofOn
 
 const FIRST_CARDS = 3;
 const LISTED = 20;
-const OTHERS = "lflops does not report the following as issues. They show where other time goes:";
+const OTHERS = " – not reported as issues; the times are no savings";
 /** @type {Record<string, string>} */
 const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
@@ -76,14 +76,15 @@ function badge({ level, why }, label, { saysWhy = false } = {}) {
 /** @type {(screen: FirstScreen, context: Context | null) => HTMLElement} */
 function doNext({ cards, nothing }, context) {
   const list = element("ol", { class: "cards" });
-  const more = element("button", { type: "button", onclick: () => { fill(cards.length); if (context) { context.state.all = "true"; context.remember(); } } }, `${cards.length - FIRST_CARDS} more`);
+  const more = element("button", { type: "button", onclick: () => { fill(cards.length); if (context) { context.state.all = "true"; context.remember(); } } }, `${cards.length - FIRST_CARDS} more findings`);
   /** @type {(number: number) => void} */
   function fill(number) {
     const shown = cards.slice(0, number);
     const firstOther = cards.findLastIndex((card) => card.is_issue) + 1;
     list.replaceChildren(...shown.flatMap((card, at) => {
       const item = element("li", {}, cardOf(card, context));
-      return at && at === firstOther ? [element("li", { class: "quiet of-others" }, OTHERS), item] : [item];
+      const heading = element("li", { class: "of-others" }, element("b", {}, "Where other time goes"), element("span", { class: "quiet" }, OTHERS));
+      return at && at === firstOther ? [heading, item] : [item];
     }));
     more.hidden = number >= cards.length;
   }

@@ -41,6 +41,7 @@ PROVEN_SHARE = 0.65
 
 
 CAUSES_WITHOUT_CARD = {
+    "busiest",
     "all_backward",
     "all_forward",
     "ideal_compute",
