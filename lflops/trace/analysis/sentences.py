@@ -64,7 +64,7 @@ CAUSES: dict[Cause, IdleCause] = {
     "launching": IdleCause("launching", "while the host launches kernels", _FEWER_KERNELS),
     "operators": IdleCause(
         "operators on the host",
-        "while the host runs operators before they launch work",
+        "while the host runs the operators that launch the next kernels",
         _FEWER_KERNELS,
     ),
     "python": IdleCause("Python", "while the host runs Python between operators", _FEWER_KERNELS),
@@ -111,6 +111,9 @@ _FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
 """Categories of kernels that torch.compile can fuse with each other."""
 _MUCH_FUSABLE = 0.25
 """Kernels that can be fused are mentioned if their share of the kernel time is larger."""
+
+_LISTED_OPERATORS = 3
+"""Maximum number of operators that the sentence about the host names."""
 
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""
@@ -183,20 +186,42 @@ def _state_advice(summary: TraceSummary, device: DeviceTimeline) -> Iterator[str
 
 
 def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
+    each = _per_step(summary, state)
     if state == "exposed_communication":
         yield (
-            "To reduce communication: overlap it with backward (DDP buckets, FSDP prefetching), "
-            "accumulate gradients over more batches, or send smaller dtypes."
+            f"To reduce communication{each}: overlap it with backward (DDP buckets, FSDP "
+            "prefetching), accumulate gradients over more batches, or send smaller dtypes."
         )
     elif state == "exposed_copies":
         yield (
-            "To hide the time of copies: copy from pinned memory with non_blocking=True, before "
-            "the data is needed."
+            f"To hide the time of copies{each}: copy from pinned memory with non_blocking=True, "
+            "before the data is needed."
         )
     elif summary.idle:
-        advice = CAUSES[_largest_cause(summary)].next
-        if advice:
-            yield f"To reduce the idle time: {advice}."
+        cause = _largest_cause(summary)
+        if CAUSES[cause].next:
+            yield f"To reduce the idle time{each}: {CAUSES[cause].next}."
+        if cause == "operators":
+            yield from _operators_on_host(summary)
+
+
+def _per_step(summary: TraceSummary, state: str) -> str:
+    """Format the time of a device state in a step; empty if the trace has no steps."""
+    if not summary.steps:
+        return ""
+    time = getattr(total(device_timelines(summary.steps)), state)
+    return f" ({nanoseconds(time // len(summary.steps))} of a step)"
+
+
+def _operators_on_host(summary: TraceSummary) -> Iterator[str]:
+    """Yield a sentence with the operators that take the most time on the host."""
+    slowest = sorted(summary.operators, key=lambda row: -row.self_host)[:_LISTED_OPERATORS]
+    whole = sum(row.self_host for row in summary.operators)
+    named = []
+    for row in slowest:
+        named.append(f"{plain(short_operator_name(row.name))} ({share(row.self_host, whole)})")
+    if named:
+        yield f"On the host, the most time of operators is spent in {', '.join(named)}."
 
 
 def _fusable_sentence(summary: TraceSummary) -> Iterator[str]:
