@@ -198,7 +198,7 @@ def issue_threshold(rule: Any) -> str:
 
 def as_markdown(template: str) -> str:
     """A template with words for its placeholders, as Markdown."""
-    words = {"where": "the module", "usual_dtype": "DTYPE", "cores": "CORES"}
+    words = {"where": "the module", "usual_dtype": "DTYPE", "cores": "CORES", "calls": "N"}
     for name, word in words.items():
         template = template.replace(f"{{{name}}}", word)
     return template.replace("<", "&lt;").replace("*", r"\*")

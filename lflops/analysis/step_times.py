@@ -119,10 +119,7 @@ class StepTimes(Struct, frozen=True, kw_only=True):
     @property
     def spread(self) -> float | None:
         """Distance from the median step to the farther quartile, as a share of the median."""
-        if self.seconds is None or not self.seconds.median:
-            return None
-        median = self.seconds.median
-        return max(self.seconds.high - median, median - self.seconds.low) / median
+        return spread_of(self.seconds)
 
     def share(self, seconds: float | None) -> float | None:
         """Return `seconds` as a share of the mean step; `None` if either is unknown."""
@@ -211,6 +208,25 @@ def step_times(profile: Profile) -> StepTimes:
         cpu_seconds=TimingStats.of(without_none(cpu_seconds)),
         system_seconds=TimingStats.of(without_none(system_seconds)),
     )
+
+
+def spread_without_data(profile: Profile) -> float:
+    """Return the spread of the unprofiled steps without the time in which they waited for data.
+
+    It is 0 if no step was timed.
+    """
+    seconds = []
+    for step in profile.steps:
+        if step.is_unprofiled and step.seconds is not None:
+            seconds.append(step.seconds - step.phases.get("data", 0.0))
+    return spread_of(TimingStats.of(seconds)) or 0.0
+
+
+def spread_of(times: TimingStats | None) -> float | None:
+    """Return the distance from the median to the farther quartile, as a share of the median."""
+    if times is None or not times.median:
+        return None
+    return max(times.high - times.median, times.median - times.low) / times.median
 
 
 def _communication_wait(timed: Sequence[Step], scale: float, mean: float | None) -> float | None:

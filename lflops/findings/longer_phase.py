@@ -20,6 +20,10 @@ NO_WORK = frozenset({"data", "other"} | CATEGORIES.keys())
 """Parts of a step that are not compared, because their time varies or the ledger excludes it."""
 
 
+OF_PARAMETERS = frozenset({"optimizer", "clip", "transfer"})
+"""Phases whose time does not follow the work that the model does with a batch."""
+
+
 class LongerPhase(NamedTuple):
     """A phase that takes longer in the run than in the window, unlike all other phases.
 
@@ -43,19 +47,20 @@ def longer_phase(
 ) -> LongerPhase | None:
     """Return the phase that takes much longer in the run than in the window, or `None`.
 
-    If all phases take longer by about the same factor, the steps of the run have more work, and the
-    result is `None`.
+    If the other phases take longer by about the same factor, the steps of the run have more work,
+    and the result is `None`. The optimizer's time says nothing about the work of a batch.
 
     Args:
-        in_run: Mean seconds of each phase in the run.
-        in_window: Mean seconds of each phase in the window.
+        in_run: Mean seconds of each phase in the run, as `joined_phases` returns them.
+        in_window: Mean seconds of each phase in the window, as `joined_phases` returns them.
         mean: Mean seconds of a step of the run.
     """
     known = [name for name in in_run if name in in_window and name not in NO_WORK]
+    of_batch = [name for name in known if name not in OF_PARAMETERS]
     longest: LongerPhase | None = None
     for name in known:
-        run_of_others = sum(in_run[each] for each in known if each != name)
-        window_of_others = sum(in_window[each] for each in known if each != name)
+        run_of_others = sum(in_run[each] for each in of_batch if each != name)
+        window_of_others = sum(in_window[each] for each in of_batch if each != name)
         if not window_of_others or not in_window[name]:
             continue
         others = run_of_others / window_of_others
@@ -68,16 +73,29 @@ def longer_phase(
     return longest
 
 
+def joined_phases(phases: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of phases, with all of backward as one phase.
+
+    A window counts the wait for other ranks, and recomputation, as parts of backward.
+    """
+    joined: dict[str, float] = {}
+    for name, seconds in phases.items():
+        key = "backward" if name in {"recompute", "wait"} else name
+        joined[key] = joined.get(key, 0.0) + seconds
+    return joined
+
+
 def usual_phases(ledger: Ledger) -> dict[str, float]:
     """Return the mean seconds of each phase in the unprofiled steps of a run.
 
-    The time that slow steps lost is left out.
+    The time that slow steps lost is left out. All of backward is one phase.
     """
     groups = ledger.unprofiled
     number = sum(group.steps for group in groups)
     phases = summed([each for group in groups for each in group.spent.items()])
     lost = lost_in_slow_steps(ledger)
-    return {name: (phases[name] - lost.get(name, 0.0)) / number for name in phases}
+    usual = {name: (phases[name] - lost.get(name, 0.0)) / number for name in phases}
+    return joined_phases(usual)
 
 
 def lost_in_slow_steps(ledger: Ledger) -> dict[str, float]:

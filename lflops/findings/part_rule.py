@@ -66,7 +66,8 @@ class PartRule(StepRule):
         most = candidate.module or self.place_of(candidate, step)
         if most:
             where = f", mostly in {plain(most)}"
-            phrase = self.phrase_with_place or phrase
+            if phrase == self.phrase:
+                phrase = self.phrase_with_place or phrase
         return f"{another}{cost} {self.verb} {phrase}{where}."
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
@@ -123,8 +124,8 @@ def main_hook(candidate: Candidate, step: StepEvidence) -> str:
     """Return the hook of a callback or of the LightningModule that takes most of the time.
 
     For the part `clip`, this is one of the `GRADIENT_HOOKS`, and for any other part another hook.
-    If the step has no part `clip`, other parts may contain these hooks. Returns the empty string if no single hook takes most of the candidate's cost, or if hooks were
-    not timed.
+    If the step has no part `clip`, other parts may contain these hooks. Returns the empty string if
+    no single hook takes most of the candidate's cost, or if hooks were not timed.
     """
     hooks = {}
     has_clip = "clip" in step.times.phases

@@ -23,7 +23,7 @@ from lflops.findings.rules.gradient_hooks import GradientHooks
 from lflops.findings.rules.gradient_work import GradientWork
 from lflops.findings.rules.growing_memory import GrowingMemory
 from lflops.findings.rules.idle_device import IdleDevice
-from lflops.findings.rules.later_steps import LongerAfterWindow
+from lflops.findings.rules.later_steps import LongerThanInWindow
 from lflops.findings.rules.logging_time import Logging
 from lflops.findings.rules.memory_driver import AllocatingMemory
 from lflops.findings.rules.module_parts import (
@@ -161,7 +161,7 @@ RUN_RULES: tuple[RunRule, ...] = (
     AllocatorRetries(),
     SlowStepsOfOtherRanks(),
     LargerBatches(),
-    LongerAfterWindow(),
+    LongerThanInWindow(),
     UnexplainedSlowSteps(),
     OtherWorkWithoutWindow(),
     OptimizerWithoutWindow(),

@@ -120,6 +120,8 @@ class StepAccountant:
         self._current = "start_up"
         # Whether phases have run since the beginning of the epoch.
         self._is_in_epoch = False
+        # Whether the current category, if it is logging, is a phase of the running step.
+        self._logs_in_step = False
         # Nanoseconds of the running step, by phase.
         self._step = Counter[str]()
         # Nanoseconds since the last step ended, outside all phases of a step, by category.
@@ -157,6 +159,8 @@ class StepAccountant:
             if isinstance(mark, StepEnd):
                 self._end_step(at, mark)
                 continue
+            # Logging inside a validation belongs to no step.
+            self._logs_in_step = self._is_in_epoch and self._current not in CATEGORIES
             self._current = mark
             if mark not in CATEGORIES and mark != OTHER:
                 self._is_in_epoch = True
@@ -191,7 +195,7 @@ class StepAccountant:
         begin = self.until
         self.until = at
         spent = at - begin
-        is_in_step = self._current == LOGGING and self._is_in_epoch
+        is_in_step = self._current == LOGGING and self._logs_in_step
         if self._current in CATEGORIES and not is_in_step:
             self.spent[self._current] += spent
             self._between[self._current] += spent
@@ -278,13 +282,12 @@ class StepAccountant:
         """
         if end.touched:
             beyond = self._usual.beyond(step)
-            return dict(step.phases if beyond is None else beyond), "lflops"
+            return _without_logging(step.phases if beyond is None else beyond), "lflops"
         verdict = self._usual.judge(step)
         if verdict is None:
             return {}, "training/other"
         self._note_slow(end.number, at, step.total, verdict)
-        category = LOGGING if verdict.cause == LOGGING else f"slow/{verdict.cause}"
-        return dict(verdict.by_phase), category
+        return _without_logging(verdict.by_phase), f"slow/{verdict.cause}"
 
     def _note_slow(self, step: int, at: int, took: int, why: SlowStepVerdict) -> None:
         slow = SlowStep(
@@ -331,6 +334,11 @@ class StepAccountant:
             moments.popleft()
             moments.popleft()
         return collecting
+
+
+def _without_logging(by_phase: Mapping[str, int]) -> dict[str, int]:
+    """Return the phases except logging, whose time stays in its own category."""
+    return {phase: spent for phase, spent in by_phase.items() if phase != LOGGING}
 
 
 def _category_of(phase: str) -> str:

@@ -203,9 +203,9 @@ def _cause(step: StepSpent, recent: "_Recent", cost: int, phase: str, *, is_larg
     causes = {
         "allocator_retry": step.evidence.retries > usual.retries,
         "gc": phase == "gc",
-        LOGGING: phase == LOGGING,
         "not_scheduled": 2 * more_waiting >= cost and not waits_anyway,
         "loader": phase == "data",
+        LOGGING: phase == LOGGING,
         "other_rank": phase in {"wait", "sync"},
         "swap": reads_disk,
         "larger_batch": is_larger,

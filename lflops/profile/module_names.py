@@ -15,7 +15,7 @@ from lflops.profile.series import grouped, spelled_runs
 Item = TypeVar("Item")
 
 FREQUENT_BLOCKS = 3
-"""Blocks of a class are repeats of each other if they have at least this many numbered siblings."""
+"""Minimum number of equal blocks that are repeats of each other without being neighbours."""
 
 
 @lru_cache(1 << 16)
@@ -71,8 +71,9 @@ def patterns(
     A module is repeated if the last part of its name is a number, and if the sibling before or
     after it is alike. For example, the 48 blocks of a stack are repeated. The first and the third
     layer of a `Sequential` are not repeated if a different layer is between them. But blocks, which
-    have submodules, are also repeated if at least three siblings are alike at any places, for
-    example if they alternate with other blocks.
+    have submodules, are also repeated if at least three siblings at any places have the same class,
+    the same number of parameters and submodules of the same classes. For example, they alternate
+    with other blocks.
 
     Siblings are alike if they have the same class. Siblings without submodules must also have the
     same number of parameters.
@@ -153,10 +154,11 @@ def _repeated(
     for one, other in pairwise(siblings):
         if _has_number(one) and _has_number(other) and signature(one) == signature(other):
             repeated.update((one, other))
-    blocks: dict[str, list[str]] = {}
+    blocks: dict[Hashable, list[str]] = {}
     for name in siblings:
         if below[name] and _has_number(name):
-            blocks.setdefault(modules[name][0], []).append(name)
+            inside = tuple((last_part(child), modules[child][0]) for child in below[name])
+            blocks.setdefault((modules[name], inside), []).append(name)
     for names in blocks.values():
         if len(names) >= FREQUENT_BLOCKS:
             repeated.update(names)

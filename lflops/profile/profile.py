@@ -776,9 +776,8 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     def patterns(self, below: Mapping[str, Sequence[str]] | None = None) -> dict[str, str]:
         """Return the pattern of each module's name: `layers.*.mlp` for `layers.3.mlp`.
 
-        A star replaces the numbers of repeated modules. Neighbouring numbered modules are repeated
-        if they have the same class. Modules without submodules must also have the same number of
-        parameters.
+        A star replaces the numbers of repeated modules, which are numbered siblings of the same
+        class. The function `patterns` describes which siblings are repeated.
 
         Args:
             below: The names of the modules directly below each module, if they are known.

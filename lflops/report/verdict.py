@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from lflops import units
 from lflops.analysis.analysis import Analysis
-from lflops.analysis.step_times import VERY_BUSY, busy_share
+from lflops.analysis.step_times import VERY_BUSY, busy_share, spread_without_data
 from lflops.findings.finding import Finding, leading
 from lflops.findings.run_rule import LARGE_SHARE
 from lflops.profile.notes import are_times_far_off, time_factors
@@ -186,7 +186,9 @@ def unseen_because(analysis: Analysis) -> str | None:
     if times.steps < FEWEST_STEPS:
         said = f"fewer than {FEWEST_STEPS} unprofiled steps were timed"
         return said + disturbed_by(analysis.profile)
-    if (times.spread or 0.0) >= VARYING_SHARE:
+    # How long a step waits for data is measured, so a loader that stalls hides no other issue.
+    spread = min(times.spread or 0.0, spread_without_data(analysis.profile))
+    if spread >= VARYING_SHARE:
         return "the step times vary too much"
     caveat = analysis.outliers.caveat
     return None if caveat is None else CAVEATS[caveat]

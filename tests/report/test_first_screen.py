@@ -22,6 +22,7 @@ from lflops.report.first_screen.step_times import times_of, unlike_window, work_
 from lflops.report.first_screen.text import first_screen_rows, sparkline
 from lflops.report.first_screen.window import window_summary
 from lflops.report.payload.payload import encoded_run, payload, run_shown
+from lflops.report.verdict import unseen_because
 from tests.support.ledgers import write_resumed_run
 from tests.support.profile_builders import cell
 from tests.support.profile_pairs import clean, ran
@@ -696,7 +697,7 @@ def test_a_phase_that_alone_takes_longer_after_the_window_is_named() -> None:
     assert 0.3 == pytest.approx(longer.seconds)
     assert 0.5 == pytest.approx(longer.share)
     assert not longer.is_issue
-    assert "forward after the window: it takes 500 ms in the mean step of the run, and 200 ms" in (
+    assert "what the window shows: it takes 500 ms in the mean step of the run, and 200 ms" in (
         longer.sentence
     )
     assert "grows" not in longer.sentence
@@ -795,3 +796,66 @@ def test_work_in_every_eighth_step_is_found_although_the_window_has_none() -> No
     assert found[0].is_issue
     assert 0.25 == pytest.approx(found[0].seconds)
     assert found[0].sentence.endswith("preparation of batches: 2.00 s every 8th step.")
+
+
+@pytest.mark.parametrize(("phase", "is_known"), [("data", True), ("other", False)])
+def test_a_loader_that_stalls_is_no_reason_for_doubt(phase: str, *, is_known: bool) -> None:
+    """Four of nine steps take twice as long. If they wait for data, this is measured.
+
+    If anything else takes this time, other issues may be hidden.
+    """
+    window_steps = clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3)
+    for number in (1, 3, 5, 7):
+        phases = {**window_steps[number].phases, phase: 0.3}
+        window_steps[number] = replace(window_steps[number], seconds=0.6, phases=phases)
+    reason = unseen_because(analyze(ran({"fc": 0.1}, steps=window_steps)))
+    assert is_known == (reason is None)
+    assert reason in {None, "the step times vary too much"}
+
+
+def test_a_stall_is_no_growth() -> None:
+    """Forward takes 0.4 s in each of 30 steps, and one stall of 20 s in the last of them.
+
+    The ledger lists the stall as a slow step, so forward does not grow.
+    """
+    window = ran({"fc": 0.2}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    groups = of_phases(forward=0.4, backward=0.1)
+    groups[-1] = replace(groups[-1], spent=groups[-1].spent | {"forward": 20.4})
+    slow = SlowStep(
+        step=groups[-1].last,
+        end=30.0,
+        seconds=20.5,
+        usual=0.5,
+        cost=20.0,
+        cause="unknown",
+        phase="forward",
+    )
+    run = replace(ledger(groups), slow_steps=(slow,))
+    found = findings_of(window_summary(analyze(window)), run)
+    (longer,) = (each for each in found if each.cause == "longer_phase")
+    assert 0.2 == pytest.approx(longer.seconds)
+    assert "grows" not in longer.sentence
+
+
+def test_one_slow_step_keeps_its_own_sentence() -> None:
+    """Two steps are slow outside all phases: 20 s, and 1 s. Most of the time was lost in one step."""
+    window = ran({"fc": 0.2}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    groups = of_phases(forward=0.2, backward=0.1)
+    slow = []
+    for at, cost in ((10, 20.0), (20, 1.0)):
+        groups[at] = replace(groups[at], spent=groups[at].spent | {"other": cost})
+        slow.append(
+            SlowStep(
+                step=groups[at].last,
+                end=30.0,
+                seconds=cost + 0.3,
+                usual=0.3,
+                cost=cost,
+                cause="unknown",
+                phase="other",
+            )
+        )
+    run = ledger(groups, **{"training/forward": 9.0, "slow/unknown": 21.0})
+    found = findings_of(window_summary(analyze(window)), replace(run, slow_steps=tuple(slow)))
+    (other,) = (each for each in found if each.cause == "other")
+    assert "was lost in step 13 alone" in other.sentence

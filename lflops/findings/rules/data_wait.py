@@ -46,10 +46,14 @@ class DataWaitOfRun(RunRule):
     verb = "is spent"
     phrase = DataWait.phrase
     fix = DataWait.fix
+    fix_if_unknown = (
+        "Load batches in more DataLoader workers (num_workers=), or use cheaper transforms"
+    )
 
     def fix_for(self, run: RunEvidence) -> str:
-        has_workers = run.profile is not None and run.profile.run.workers
-        return DataWait.fix_with_workers if has_workers else self.fix
+        if run.profile is None:
+            return self.fix_if_unknown
+        return DataWait.fix_with_workers if run.profile.run.workers else self.fix
 
     def excused_seconds(self, run: RunEvidence) -> float:
         if run.profile is None:

@@ -1,13 +1,20 @@
-"""The rule about a phase that takes longer after the window."""
+"""The rule about a phase that takes longer in the run than in its window."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from lflops import units
 from lflops.findings.finding import Finding
-from lflops.findings.longer_phase import LongerPhase, longer_phase, usual_phases
+from lflops.findings.longer_phase import (
+    LongerPhase,
+    joined_phases,
+    longer_phase,
+    usual_phases,
+)
 from lflops.findings.rule import Threshold
 from lflops.findings.run_rule import RunEvidence, RunRule
-from lflops.ledger.account import StepGroup
+from lflops.ledger.account import Ledger
+from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.series import summed
 
@@ -15,13 +22,13 @@ GROWTH = 1.25
 """A phase grows if it takes this many times as long in the last quarter of the run as in the first."""
 
 
-class LongerAfterWindow(RunRule):
+class LongerThanInWindow(RunRule):
     """A phase, such as forward, takes longer in the steps of the run than in its window.
 
-    The other phases take about as long as in the window. So the steps do not have more data, but
-    something in this phase changed, for example layers were unfrozen, or a metric computes its
-    result from all previous batches. The times of modules are from the window, so they do not show
-    where the additional time is spent.
+    The work with a batch in the other phases takes about as long as in the window. So the steps do
+    not have more data, but something in this phase is different, for example layers were unfrozen,
+    or a metric computes its result from all previous batches. The times of modules are from the
+    window, so they do not show where the additional time is spent.
 
     This finding is never an issue, because the work may be necessary. It is not reported for a run
     on a GPU or another device, because the host waits for the device in any phase.
@@ -30,7 +37,7 @@ class LongerAfterWindow(RunRule):
     name = "longer_phase"
     threshold = Threshold(reported=0.05)
     fix = (
-        "To see which module takes longer, profile later steps: run lflops window with the folder "
+        "To see which module takes longer, profile other steps: run lflops window with the folder "
         "of the run during the training, or pass a schedule with a longer wait"
     )
 
@@ -44,15 +51,17 @@ class LongerAfterWindow(RunRule):
         number = sum(group.steps for group in run.ledger.unprofiled)
         seconds = longer.excess * number
         share = seconds / run.training_seconds
+        if share < self.threshold.reported:
+            return
         sentence = (
             f"{units.percent(share)} of the training loop's time "
-            f"({units.duration(longer.excess)} per step) was added to {longer.name} after the "
-            f"window: it takes {units.duration(longer.seconds)} in the mean step of the run, and "
-            f"{units.duration(longer.in_window)} in the window"
+            f"({units.duration(longer.excess)} per step) is spent in {plain(longer.name)} in "
+            f"addition to what the window shows: it takes {units.duration(longer.seconds)} in the "
+            f"mean step of the run, and {units.duration(longer.in_window)} in the window"
         )
         yield Finding(
             cause=self.name,
-            sentence=f"{sentence}{_growth(longer, run.ledger.unprofiled)}.",
+            sentence=f"{sentence}{_growth(longer, run.ledger)}.",
             seconds=longer.excess,
             share=share,
             of="run",
@@ -66,15 +75,33 @@ def _phases_of(profile: Profile) -> dict[str, float]:
     if not steps:
         return {}
     phases = summed([each for step in steps for each in step.items()])
-    return {name: seconds / len(steps) for name, seconds in phases.items()}
+    return joined_phases({name: seconds / len(steps) for name, seconds in phases.items()})
 
 
-def _growth(longer: LongerPhase, groups: Sequence[StepGroup]) -> str:
-    """Describe by how much a phase grows during the run, or return an empty text."""
-    quarter = sum(group.steps for group in groups) / 4
-    first = _mean_of_first(longer.name, groups, quarter)
-    last = _mean_of_first(longer.name, groups[::-1], quarter)
-    if last < GROWTH * first:
+class _GroupTime(NamedTuple):
+    """The number of steps of a group, and the seconds that they spend in a phase."""
+
+    steps: int
+    seconds: float
+
+
+def _growth(longer: LongerPhase, ledger: Ledger) -> str:
+    """Describe by how much a phase grows during the run, or return an empty text.
+
+    The time that slow steps lost is left out.
+    """
+    times = []
+    for group in ledger.unprofiled:
+        seconds = joined_phases(group.spent).get(longer.name, 0.0)
+        for step in ledger.slow_steps:
+            is_lost = step.phase == longer.name and step.cause != "larger_batch"
+            if is_lost and group.first <= step.step <= group.last:
+                seconds -= step.cost
+        times.append(_GroupTime(group.steps, seconds))
+    quarter = sum(each.steps for each in times) / 4
+    first = _mean_of_first(times, quarter)
+    last = _mean_of_first(reversed(times), quarter)
+    if first <= 0 or last < GROWTH * first:
         return ""
     return (
         f". It grows from {units.duration(first)} in the first quarter of the steps to "
@@ -82,12 +109,12 @@ def _growth(longer: LongerPhase, groups: Sequence[StepGroup]) -> str:
     )
 
 
-def _mean_of_first(phase: str, groups: Sequence[StepGroup], number: float) -> float:
+def _mean_of_first(times: Iterable[_GroupTime], number: float) -> float:
     """Return the mean seconds of a phase in about the first `number` steps."""
     seconds = 0.0
     steps = 0
-    for group in groups:
-        seconds += group.spent.get(phase, 0.0)
+    for group in times:
+        seconds += group.seconds
         steps += group.steps
         if steps >= number:
             break

@@ -131,13 +131,15 @@ class NoMatmuls(StepRule):
         `in_python` has the seconds by pattern that have a finding of their own.
         """
         main = equal[0]
-        places = [modules.pattern for modules in equal]
+        patterns = [modules.pattern for modules in equal]
+        places = patterns
         seconds = sum(modules.seconds for modules in equal)
         if main.modules > 1 and main.slowest_seconds >= MAIN_SHARE * seconds:
+            patterns = [main.pattern]
             places = [main.slowest]
             seconds = main.slowest_seconds
         elsewhere = sum(step.sleeping_in(place) for place in places)
-        elsewhere += sum(in_python.get(modules.pattern, 0.0) for modules in equal)
+        elsewhere += sum(in_python.get(pattern, 0.0) for pattern in patterns)
         seconds -= elsewhere
         code = own_code(places, step)
         is_in_hooks = code.is_in_hooks(seconds, elsewhere)
@@ -196,8 +198,21 @@ def own_code(places: Iterable[str], step: StepEvidence) -> OwnCode:
         operators=step.operator_times.of(names, {"forward", "backward"}),
         calls=calls,
         more_in_forward=more_in_forward,
-        hooked_share=max(step.hooked_shares.get(name, 0.0) for name in names),
+        hooked_share=_hooked_share(names, step),
     )
+
+
+def _hooked_share(names: Sequence[str], step: StepEvidence) -> float:
+    """Return the mean of `StepEvidence.hooked_shares`, weighted by the time of each module."""
+    seconds = {}
+    for name in names:
+        own = step.profile.modules[name].forward.self_seconds
+        seconds[name] = 0.0 if own is None else own.median
+    whole = sum(seconds.values())
+    if not whole:
+        return max((step.hooked_shares.get(name, 0.0) for name in names), default=0.0)
+    hooked = sum(step.hooked_shares.get(name, 0.0) * seconds[name] for name in names)
+    return hooked / whole
 
 
 def _patterns_with_operators(step: StepEvidence) -> set[str]:

@@ -65,10 +65,6 @@ def python_seconds(step: StepEvidence, earlier: Sequence[Candidate]) -> dict[str
     Modules that earlier rules have found are left out, by their names or by their patterns.
     """
     explained = modules_of(earlier, step)
-    for each in earlier:
-        if each.rank is not None and each.module:
-            # In a slow rank, the extra time of this module is reported already.
-            explained |= {each.module, step.patterns.get(each.module, each.module)}
     by_pattern: dict[str, float] = {}
     for name, module in step.profile.modules.items():
         took = module.forward.self_seconds
@@ -83,6 +79,11 @@ def python_seconds(step: StepEvidence, earlier: Sequence[Candidate]) -> dict[str
             python = took.median - usual
             if python > 0:
                 by_pattern[pattern] = by_pattern.get(pattern, 0.0) + python
+    for each in earlier:
+        # The extra time of a module in a slow rank is reported already.
+        pattern = step.patterns.get(each.module, each.module)
+        if each.rank is not None and pattern in by_pattern and each.rule.is_reported(each, step):
+            by_pattern[pattern] = max(by_pattern[pattern] - (each.seconds or 0.0), 0.0)
     return by_pattern
 
 

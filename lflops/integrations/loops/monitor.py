@@ -438,7 +438,8 @@ class LoopMonitor:
         sampler = None
         if data_parallel:
             sampler = {"num_replicas": self._world_size, "rank": self._rank}
-        model = loop.owner() or _one(models)
+        owner = None if keeps_parameters else loop.owner()
+        model = _one(models) if owner is None else owner
         return Training(
             loop=self,
             model=model,

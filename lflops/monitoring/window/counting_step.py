@@ -279,7 +279,8 @@ class CountingStepMode(StepMode):
     def end_batch(self, batch: Any) -> Profile | None:
         if self._counting is not None and self._is_unknown and batch is not None:
             self._counting.inputs = lookups_of(named_arguments(*_arguments(batch)))
-            self._padding = self._counter.padding(batch)
+            if self._padding is None:
+                self._padding = self._counter.padding(batch)
         profile = self._stop(None)
         if profile is None or not self._is_counted:
             return None

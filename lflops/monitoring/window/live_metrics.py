@@ -4,6 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from statistics import median
 from typing import NamedTuple
 
 from lflops.analysis.utilization import flops_per_second, of_peak
@@ -27,11 +28,11 @@ SLOW_LOGGERS = 0.005
 PAUSE = 50
 """After a point, slow loggers get no further point for this many times the seconds of the point.
 
-So they take at most 2 % of the run.
+So they take about 2 % of the run.
 """
 
 COMPARED_POINTS = 3
-"""Loggers are slow only if each of this many consecutive points takes long."""
+"""The median of this many consecutive points decides whether loggers are slow."""
 
 
 class PointPause:
@@ -58,7 +59,7 @@ class PointPause:
         yield
         end = self._clock()
         self._costs.append(end - begin)
-        cost = min(self._costs)
+        cost = median(self._costs)
         if len(self._costs) == COMPARED_POINTS and cost >= SLOW_LOGGERS:
             self._until = end + PAUSE * cost
 

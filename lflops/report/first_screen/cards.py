@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from lflops import units
 from lflops.findings.finding import Finding, least_share
+from lflops.findings.registry import issue_share
 from lflops.findings.run_rule import preempted_share
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
@@ -188,7 +189,10 @@ def _confidence_of(finding: Finding, of_screen: Confidence) -> Confidence:
     if not finding.is_issue:
         if of_screen.level == "low":
             level = "low"
-        return Confidence(level=level, why=("the cost is too small to be reported as an issue",))
+        why = "the cost is too small to be reported as an issue"
+        if issue_share(finding.cause) is None:
+            why = "the finding only shows where time goes"
+        return Confidence(level=level, why=(why,))
     return Confidence(
         level=of_screen.level, why=("the cost is large enough to be reported as an issue",)
     )

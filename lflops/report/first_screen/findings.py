@@ -17,7 +17,6 @@ from lflops.findings.evidence import REPORTED_SHARE
 from lflops.findings.finding import Finding, ordered
 from lflops.findings.own_operators import with_time
 from lflops.findings.part_rule import in_bursts
-from lflops.findings.registry import issue_share
 from lflops.findings.rules.data_wait import DataWait
 from lflops.findings.rules.other_work import OtherWork
 from lflops.findings.run_rule import RunEvidence
@@ -35,34 +34,44 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     If a finding is about a whole phase, its cost is the mean over all unprofiled steps of the run
     instead of the steps of the window. A finding whose cost is small in the run is left out.
     """
-    profile = None
-    of_step: Sequence[Finding] = ()
-    of_window: Mapping[str, float] = {}
-    if window is not None:
-        profile = window.profile
-        of_step = window.findings
-        of_window = with_recompute(window.phases, window.recomputed)
+    of_step: Sequence[Finding] = () if window is None else window.findings
     if ledger is None:
         return ordered(of_step)
-    found = _with_run_findings(of_step, ledger, profile)
+    profile = None if window is None else window.profile
     times = times_of(window, ledger)
-    if times is not None and times.steps.source == "run":
-        ratio = 1.0 if window is None else work_ratio(window, times).factor
-        scaled_findings = []
-        for finding in found:
-            of_run = _of_all_steps(finding, window, times, of_window, ledger, ratio=ratio)
-            if of_run == finding or of_run.is_issue or (of_run.share or 0.0) >= REPORTED_SHARE:
-                scaled_findings.append(of_run)
-        found = scaled_findings
-    return ordered(found)
+    if times is None or times.steps.source != "run":
+        return ordered(_with_run_findings(of_step, ledger, profile, is_measured=False))
+    of_step = _of_steps_of_run(of_step, window, times, ledger)
+    # On a CPU, the ledger measures the phase `other` without the garbage collector and logging.
+    is_measured = ledger.device in {"", "cpu"}
+    found = _with_run_findings(of_step, ledger, profile, is_measured=is_measured)
+    return ordered([_of_mean_of_run(finding, times, ledger) for finding in found])
+
+
+def _of_steps_of_run(
+    of_window: Sequence[Finding], window: WindowSummary | None, times: StepTimes, ledger: Ledger
+) -> list[Finding]:
+    """Convert findings about the window's steps to findings about the steps of the run."""
+    if window is None:
+        return []
+    phases = with_recompute(window.phases, window.recomputed)
+    ratio = work_ratio(window, times).factor
+    converted = []
+    for finding in of_window:
+        of_run = _of_all_steps(finding, window, times, phases, ledger, ratio=ratio)
+        became_small = (of_run.share or 0.0) < REPORTED_SHARE <= (finding.share or 0.0)
+        if of_run.is_issue or not became_small:
+            converted.append(of_run)
+    return converted
 
 
 def _with_run_findings(
-    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None
+    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None, *, is_measured: bool
 ) -> list[Finding]:
     """Add the findings about the whole run to the findings about a step.
 
-    Findings whose time is already explained by another finding are dropped.
+    Findings whose time is already explained by another finding are dropped. `is_measured` is true
+    if the costs of phases come from the ledger.
     """
     # The steps of the run show the data wait better than the few steps of the window. But only the
     # window can show how long other programs delayed its steps.
@@ -75,18 +84,25 @@ def _with_run_findings(
         confirmed_by_window=confirmed,
     )
     of_run = findings_of_run(run)
-    in_run = _SAME_TIME.intersection(finding.cause for finding in of_run)
+    in_run = _SAME_TIME.intersection(
+        finding.cause for finding in of_run if not _is_about_one_step(finding)
+    )
     findings = [*of_run, *(finding for finding in of_step if finding.cause not in in_run)]
     issues = _issues(findings)
     return [
         finding
         for finding in findings
         if (finding.is_issue or finding.cause not in issues)
-        and not _is_explained(finding, findings)
+        and (is_measured or not _is_explained(finding, findings))
     ]
 
 
-_SAME_TIME = frozenset({"data", "inference"})
+def _is_about_one_step(finding: Finding) -> bool:
+    """Return whether a finding about a run is only about its slowest step. It has no advice."""
+    return finding.of == "run" and not finding.fix
+
+
+_SAME_TIME = frozenset({"data", "inference", "other"})
 """Causes whose findings about a step and about the run describe the same time."""
 
 _MOSTLY = 0.5
@@ -98,7 +114,7 @@ def _is_explained(finding: Finding, findings: Sequence[Finding]) -> bool:
 
     In a window, the time of both is part of the phase `other`.
     """
-    if finding.cause != "other":
+    if finding.cause != "other" or finding.of == "run":
         return False
     known = [each.seconds or 0.0 for each in findings if each.cause in {"gc", "logging"}]
     return max(known, default=0.0) >= _MOSTLY * (finding.seconds or 0.0)
@@ -142,7 +158,7 @@ def _of_mean_step(finding: Finding, mean: float, ratio: float) -> Finding:
 
 def _of_all_steps(
     finding: Finding,
-    window: WindowSummary | None,
+    window: WindowSummary,
     times: StepTimes,
     of_window: Mapping[str, float],
     ledger: Ledger,
@@ -156,42 +172,46 @@ def _of_all_steps(
     """
     phase = _PHASES.get(finding.cause, finding.cause)
     seconds = times.phases.get(phase)
-    slowest = _slowest(ledger)
-    is_about_slowest = phase == "other" and finding.of == "run" and slowest > 0
-    if seconds is None or is_about_slowest:
-        return _of_mean_step(finding, times.steps.mean, ratio)
-    if phase == "other":
-        # A single slow step has its own finding. It is not a reason why other steps take long.
-        seconds -= slowest / times.steps.number
-    share = seconds / times.steps.mean
-    cost = _cost(share, seconds)
-    if phase == "data" or (phase == "other" and finding.of == "run"):
-        phrase = _PHRASES[phase]
-        sentence = f"{cost} is spent {phrase}{_rhythm(phase, ledger)}."
-    elif _is_whole(finding, of_window.get(phase)):
-        sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
-        sentence = _with_rhythm_of_run(sentence, phase, window, ledger)
-    else:
+    if seconds is None or not _is_whole(finding, of_window.get(phase)):
         return _of_mean_step(finding, times.steps.mean, ratio)
     is_issue = finding.is_issue
-    if finding.of == "step":
-        # The cost in the window was large enough, but the cost in the run may be smaller.
-        is_issue = is_issue and share >= (issue_share(finding.cause) or 0.0)
-    return replace(
-        finding, seconds=seconds, share=share, of="step", sentence=sentence, is_issue=is_issue
-    )
+    if phase == "other":
+        # A single slow step has its own finding. It is not a reason why other steps take long.
+        seconds -= _slowest(ledger) / times.steps.number
+        # In the window, this phase may contain checkpoints or logging.
+        is_issue = is_issue and seconds >= OTHER_SHARE * times.steps.mean
+    share = seconds / times.steps.mean
+    cost = _cost(share, seconds)
+    sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
+    sentence = _with_rhythm_of_run(sentence, phase, window, ledger)
+    return replace(finding, seconds=seconds, share=share, sentence=sentence, is_issue=is_issue)
 
 
-def _with_rhythm_of_run(
-    sentence: str, phase: str, window: WindowSummary | None, ledger: Ledger
-) -> str:
+OTHER_SHARE = OtherWork.threshold.share or 0.0
+"""Time outside all phases is an issue if it takes at least this share of the run's mean step."""
+
+
+def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Finding:
+    """Convert a finding about the run's data wait or `other` to a finding about its mean step."""
+    seconds = times.phases.get(finding.cause)
+    phrase = _PHRASES.get(finding.cause)
+    is_of_run = finding.of == "run" or finding.cause == "data"
+    if seconds is None or phrase is None or not is_of_run or _is_about_one_step(finding):
+        return finding
+    share = seconds / times.steps.mean
+    rhythm = ""
+    if ledger.device in {"", "cpu"} or finding.cause == "data":
+        rhythm = _rhythm(finding.cause, ledger)
+    sentence = f"{_cost(share, seconds)} is spent {phrase}{rhythm}."
+    return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
+
+
+def _with_rhythm_of_run(sentence: str, phase: str, window: WindowSummary, ledger: Ledger) -> str:
     """Replace the text that says how often a phase is long in the window with a text for the run.
 
     The window has too few steps to show this. If the run uses a GPU or another device, this text is
     only removed, because the ledger has no device times.
     """
-    if window is None:
-        return sentence
     sentence = sentence.replace(in_bursts(window.profile, phase), "")
     if window.profile.run.device_type not in {"cpu", None}:
         return sentence

@@ -16,6 +16,7 @@ from lflops.analysis.step_times import with_recompute
 from lflops.findings.longer_phase import (
     NO_WORK,
     LongerPhase,
+    joined_phases,
     longer_phase,
     lost_in_slow_steps,
 )
@@ -112,8 +113,10 @@ def work_ratio(window: WindowSummary, times: StepTimes) -> WorkRatio:
 
     The factor is 1 if a time is unknown, or if the times are from the window.
     """
-    in_run = {name: took - times.lost.get(name, 0.0) for name, took in times.phases.items()}
-    in_window = with_recompute(window.phases, window.recomputed)
+    in_run = joined_phases(times.phases)
+    for name, lost in joined_phases(times.lost).items():
+        in_run[name] = in_run.get(name, 0.0) - lost
+    in_window = joined_phases(window.phases)
     work = _work(in_run)
     work_in_window = _work(in_window)
     if times.steps.source == "window" or work <= 0 or not work_in_window:
@@ -206,7 +209,9 @@ def _with_divided_other(
     divided = dict(phases)
     known = phases.keys() | CATEGORIES.keys()
     parts = {name: took for name, took in of_window.items() if name not in known}
-    total = sum(parts.values()) + of_window.get("other", 0.0)
+    # In a window, logging is a part of `other`.
+    other_in_window = max(of_window.get("other", 0.0) - phases.get("logging", 0.0), 0.0)
+    total = sum(parts.values()) + other_in_window
     if "other" not in phases or not total:
         return divided
     work_in_window = _work(of_window) - sum(parts.values())
@@ -240,12 +245,18 @@ def _on_device(
     """
     no_part = {"data"} | CATEGORIES.keys()
     usual = {name: took for name, took in window.phases.items() if name not in no_part}
+    logging = phases.get("logging", 0.0)
+    if logging:
+        # In a window, logging is a part of `other`.
+        usual["other"] = max(usual.get("other", 0.0) - logging, 0.0)
     total = sum(usual.values())
     if not total:
         return {**phases}
     known = {name: took for name, took in lost.items() if name != "data"}
     if phases.get("data"):
         known["data"] = phases["data"]
+    if logging:
+        known["logging"] = logging
     rest = max(mean - sum(known.values()), 0.0)
     return summed([*known.items(), *scaled(usual, rest / total).items()])
 

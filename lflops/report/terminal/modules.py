@@ -48,7 +48,7 @@ def header(analysis: Analysis, *, of_run: bool = False) -> Group:
         blocks.append(margin(prose_rows(verdict_lines(report.verdict))))
     blocks.append(margin((fact.label, prose(fact.text)) for fact in report.subject))
     if speed:
-        blocks.append(margin(speed_lines(speed)))
+        blocks.append(margin(prose_rows(speed_lines(speed))))
     if report.breakdown:
         blocks.append(_step_breakdown(report.breakdown))
     blocks.append(_totals(analysis))
@@ -184,7 +184,7 @@ class _Modules:
         self._uncalled = set(analysis.uncalled)
         self._idle = len(listed) - len(self._lines)
         root = analysis.profile.modules[""]
-        self._root_class = root.class_name
+        self._root_class = root.class_name or "the model"
         self._outside_macs = root.other.macs if phase is None else 0
 
     def __rich_console__(
