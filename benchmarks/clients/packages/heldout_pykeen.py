@@ -31,7 +31,7 @@ def train(run: Run) -> None:
     )
     factory = CoreTriplesFactory(triples, num_entities=100, num_relations=5)
     model = TransE(triples_factory=factory, embedding_dim=32, random_seed=0)
-    run.slow_module(model, "interaction", at="TransEInteraction")
+    run.slow_module(model, "interaction")
     optimizer = torch.optim.Adam(model.parameters())
     loop = SLCWATrainingLoop(model=model, triples_factory=factory, optimizer=optimizer)
     losses = loop.train(

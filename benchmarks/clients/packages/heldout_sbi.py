@@ -30,7 +30,7 @@ def train(run: Run) -> None:
         network = make_network(*args, **kwargs)
         names = [name for name, _ in network.named_modules()]
         name = next(name for name in names if name.endswith("_embedding_net"))
-        run.slow_module(network, name, at="Sequential")
+        run.slow_module(network, name)
         return network
 
     inference = NPE(prior=prior, density_estimator=network_with_fault, show_progress_bars=False)

@@ -37,7 +37,7 @@ def train(run: Run) -> None:
     losses = []
     validated = run.slow("slow validation", lambda: None)
     model = nn.Sequential(nn.Linear(40, 128), nn.ReLU(), nn.Linear(128, 40))
-    run.slow_module(model, "2")
+    run.slow_module(model, "2", at="model.2")
     features = [(torch.randn(100, 40), torch.randn(100, 40)) for _ in range(200)]
     collate = run.slow("slow data", torch.utils.data.default_collate)
     brain = Denoiser(
