@@ -32,7 +32,7 @@ CATEGORIES = {
     "logging": "logging",
     "gc": "Python's garbage collector",
     "lflops": "lflops itself",
-    "after_run": "after the run",
+    "after_run": "after training",
     "down": "stopped until the restart",
     "repeated": "work lost in a restart",
 }

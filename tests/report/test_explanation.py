@@ -754,7 +754,7 @@ def test_padding_costs_its_share_of_forward_and_backward() -> None:
     note = Note(code="padding", subject="", values={"share": 0.6})
     given = trained(facts={"notes": (note,)})
     assert [("padding", pytest.approx(18e-3))] == faults(given)
-    assert "60.0 % of each batch is padding" in explain(given).findings[0].sentence
+    assert "60.0 % of a batch is padding" in explain(given).findings[0].sentence
 
 
 def test_many_small_messages_are_a_fault_and_few_large_ones_are_none() -> None:

@@ -22,9 +22,9 @@ class BusiestModule(StepRule):
         "Among the modules, the most time is spent in {where}{class}: {cost}. The chip's peak is "
         "unknown, so lflops cannot tell how fast this module could be."
     )
-    fix_without_peak = 'Pass hardware="measure": lflops then measures the peak of this chip'
+    fix_without_peak = 'Pass hardware="measure" to {monitor}, which then measures the peak'
     fix_without_peak_in_detected_loop = (
-        "Set LFLOPS=hardware=measure: lflops then measures the peak of this chip"
+        "Set the environment variable LFLOPS to hardware=measure: lflops then measures the peak"
     )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
@@ -53,4 +53,4 @@ class BusiestModule(StepRule):
             return self.fix
         if step.profile.run.is_auto_detected:
             return self.fix_without_peak_in_detected_loop
-        return self.fix_without_peak
+        return self.fix_without_peak.replace("{monitor}", step.profile.run.monitor or "lflops")

@@ -23,8 +23,8 @@ class DataWait(PartRule):
     verb = "is spent"
     phrase = "waiting for data"
     fix = (
-        "Load batches in DataLoader workers (num_workers=), or use cheaper transforms. An "
-        "IterableDataset must divide its samples among the workers"
+        "Load batches in DataLoader workers (num_workers=), or use cheaper transforms. With an "
+        "IterableDataset, each worker must read other samples"
     )
     fix_with_workers = "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"
 

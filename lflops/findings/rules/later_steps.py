@@ -22,6 +22,10 @@ GROWTH = 1.25
 """A phase grows if it takes this many times as long in the last quarter of the run as in the first."""
 
 
+NOTICEABLE = 1.05
+"""The factor of the other phases is mentioned if it is at least this."""
+
+
 class LongerThanInWindow(RunRule):
     """A phase, such as forward, takes longer in the steps of the run than in its window.
 
@@ -40,6 +44,7 @@ class LongerThanInWindow(RunRule):
         "To see which module takes longer, profile other steps: run lflops window with the folder "
         "of the run during the training, or pass a schedule with a longer wait"
     )
+    fix_of_growth = f"Look for lists, caches or metrics that grow with each step. {fix}"
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         if run.profile is None or run.ledger.device not in {"", "cpu"} or not run.ledger.unprofiled:
@@ -53,19 +58,24 @@ class LongerThanInWindow(RunRule):
         share = seconds / run.training_seconds
         if share < self.threshold.reported:
             return
+        phase = plain(longer.name)
+        others = ""
+        if longer.others >= NOTICEABLE:
+            others = f", while other phases take {longer.others:.1f} × as long"
+        growth = _growth(longer, run.ledger)
         sentence = (
             f"{units.percent(share)} of the training loop's time "
-            f"({units.duration(longer.excess)} per step) is spent in {plain(longer.name)} in "
-            f"addition to what the window shows: it takes {units.duration(longer.seconds)} in the "
-            f"mean step of the run, and {units.duration(longer.in_window)} in the window"
+            f"({units.duration(longer.excess)} per step) is {phase} that the profiled steps do not "
+            f"show: it takes {units.duration(longer.seconds)} in the mean step of the run, and "
+            f"{units.duration(longer.in_window)} in the window{others}"
         )
         yield Finding(
             cause=self.name,
-            sentence=f"{sentence}{_growth(longer, run.ledger)}.",
+            sentence=f"{sentence}{growth}.",
             seconds=longer.excess,
             share=share,
             of="run",
-            fix=self.fix,
+            fix=self.fix_of_growth if growth else self.fix,
         )
 
 

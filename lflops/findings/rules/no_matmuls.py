@@ -82,7 +82,11 @@ class NoMatmuls(StepRule):
 
     name = "no_products"
     threshold = Threshold(share=0.10, reported=0.05)
-    sentence = "{Cost} is spent in {where}{class} itself{others}{hooks}{operators}."
+    sentence = "{Cost} is spent in {where}{class} itself{hooks}{operators}."
+    sentence_of_class = (
+        "{Cost} is spent in {number} modules of the class {class}, such as {where}"
+        "{hooks}{operators}."
+    )
     fix = "Fuse the operators of {where}, for example with torch.compile"
     fix_of_one_operator = (
         "Fuse the operator of {where} with the operators before and after it, for example with "
@@ -143,11 +147,10 @@ class NoMatmuls(StepRule):
         seconds -= elsewhere
         code = own_code(places, step)
         is_in_hooks = code.is_in_hooks(seconds, elsewhere)
-        others = sum(modules.modules for modules in equal[1:]) if len(places) > 1 else 0
-        noun = "module" if others == 1 else "modules"
+        number = sum(modules.modules for modules in equal) if len(places) > 1 else 1
         facts: Facts = {
-            "class": in_brackets(main.kind),
-            "others": f" and in {others} other {noun} of this class" if others else "",
+            "class": main.kind if number > 1 else in_brackets(main.kind),
+            "number": number,
             "operators": code.operators.within(seconds),
             "pass": code.slower,
             "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
@@ -157,6 +160,10 @@ class NoMatmuls(StepRule):
         }
         times = code.operators.times(seconds)
         return Candidate(rule=self, seconds=seconds, module=places[0], facts=facts, operators=times)
+
+    def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        is_one_place = candidate.facts["number"] == 1
+        return self.sentence if is_one_place else self.sentence_of_class
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         return step.is_on_cpu and bool(candidate.facts["is_python"])

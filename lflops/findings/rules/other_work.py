@@ -5,6 +5,8 @@ from lflops.findings.evidence import StepEvidence, is_lightning
 from lflops.findings.part_rule import PartRule, main_hook
 from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import OnceAllowedRule, RunEvidence, UncertainRule
+from lflops.profile.module_names import plain
+from lflops.profile.notes import filled
 from lflops.profile.profile import Run
 from lflops.profile.records import Phase
 from lflops.profile.series import summed
@@ -58,7 +60,7 @@ class OtherWork(PartRule):
         'Trainer(profiler="simple") shows the time of each callback and hook. Do the slowest work '
         "less often"
     )
-    fix_in_hook = "Do this work less often, or in another process"
+    fix_in_hook = "Do the work of {hook} less often, or in another process"
     fix_with_host_syncs = (
         "Keep .item() and .cpu() out of the step: both make the host wait for the device"
     )
@@ -93,7 +95,7 @@ class OtherWork(PartRule):
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
         if self.place_of(candidate, step):
-            return self.fix_in_hook
+            return filled(self.fix_in_hook, {"hook": plain(self.place_of(candidate, step))})
         return super().advise(candidate, step)
 
     def part_fix(self, step: StepEvidence) -> str:

@@ -19,7 +19,7 @@ class Padding(StepRule):
     name = "padding"
     threshold = Threshold(share=0.10)
     sentence = (
-        "{padding:percent} of each batch is padding, which the model processes like other input: "
+        "{padding:percent} of a batch is padding, which the model processes like other input: "
         "this costs {cost}."
     )
     fix = (

@@ -32,7 +32,7 @@ class PythonLoop(StepRule):
             code = own_code([modules.pattern], step)
             is_loop = code.has_loop and modules.kind not in LOOPS_IN_CPP
             # The rule `outside` is about the root itself.
-            if not modules.pattern or not is_loop or modules.pattern in found:
+            if not modules.pattern or not modules.macs or not is_loop or modules.pattern in found:
                 continue
             facts: Facts = {
                 "class": in_brackets(modules.kind),

@@ -183,7 +183,7 @@ def _of_all_steps(
     share = seconds / times.steps.mean
     cost = _cost(share, seconds)
     sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
-    sentence = _with_rhythm_of_run(sentence, phase, window, ledger)
+    sentence = _with_rhythm_of_run(sentence, phase, window, ledger, seconds)
     return replace(finding, seconds=seconds, share=share, sentence=sentence, is_issue=is_issue)
 
 
@@ -201,12 +201,14 @@ def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Findi
     share = seconds / times.steps.mean
     rhythm = ""
     if ledger.device in {"", "cpu"} or finding.cause == "data":
-        rhythm = _rhythm(finding.cause, ledger)
+        rhythm = _rhythm(finding.cause, ledger, seconds)
     sentence = f"{_cost(share, seconds)} is spent {phrase}{rhythm}."
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
 
 
-def _with_rhythm_of_run(sentence: str, phase: str, window: WindowSummary, ledger: Ledger) -> str:
+def _with_rhythm_of_run(
+    sentence: str, phase: str, window: WindowSummary, ledger: Ledger, cost: float
+) -> str:
     """Replace the text that says how often a phase is long in the window with a text for the run.
 
     The window has too few steps to show this. If the run uses a GPU or another device, this text is
@@ -215,13 +217,16 @@ def _with_rhythm_of_run(sentence: str, phase: str, window: WindowSummary, ledger
     sentence = sentence.replace(in_bursts(window.profile, phase), "")
     if window.profile.run.device_type not in {"cpu", None}:
         return sentence
-    return f"{sentence.removesuffix('.')}{_rhythm(phase, ledger)}."
+    return f"{sentence.removesuffix('.')}{_rhythm(phase, ledger, cost)}."
 
 
-def _rhythm(phase: str, ledger: Ledger) -> str:
-    """Describe how long and how often a phase stalls in the run: `: 1.20 s every 3rd step`."""
+def _rhythm(phase: str, ledger: Ledger, cost: float) -> str:
+    """Describe how long and how often a phase stalls in the run: `: 1.20 s every 3rd step`.
+
+    Returns an empty text if the stalls do not explain most of the cost, in seconds per step.
+    """
     stalls = stalls_of(ledger, phase)
-    if stalls is None:
+    if stalls is None or stalls.seconds * stalls.share < _MOSTLY * cost:
         return ""
     return f": {units.duration(stalls.seconds)} {stalls.often}"
 

@@ -143,8 +143,8 @@ def unlike_window(window: WindowSummary | None, ledger: Ledger | None) -> str:
         longer = ratio.longer
         factor = _factor(longer.seconds / longer.in_window)
         return (
-            f"{phase_label(longer.name)} takes {factor} as long in the run as in the window, which "
-            "does not show where this time is spent"
+            f"{phase_label(longer.name)} takes {factor} as long in the run as in the window, so "
+            "the profiled steps do not show where this time is spent"
         )
     return (
         f"without data wait and other, a step of the run takes {_factor(ratio.factor)} as long as a "
