@@ -221,4 +221,4 @@ def test_json_is_no_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     """`--json` with `--html` is an error of one line."""
     write_resumed_run(tmp_path)
     assert 2 == main(["ledger", str(tmp_path), "--json", "--html", "x"])
-    assert "html='x': --json writes no page" in capsys.readouterr().err
+    assert "html='x': --json writes no HTML file" in capsys.readouterr().err

@@ -120,7 +120,7 @@ def test_json_or_the_snapshot_itself_is_no_page(
     file.write_bytes(pickle.dumps(Recorder().snapshot()))
     for arguments, said in (
         (["--html", str(file)], "is the snapshot itself"),
-        (["--html", str(tmp_path / "x"), "--json"], "--json writes no page"),
+        (["--html", str(tmp_path / "x"), "--json"], "--json writes no HTML file"),
     ):
         assert 2 == main(["memory", str(file), *arguments])
         assert said in capsys.readouterr().err
