@@ -208,7 +208,9 @@ def test_a_step_that_is_not_predicted_says_why(capsys: pytest.CaptureFixture[str
     assert 0 == main(
         ["estimate", "planned:build", "--backward", "--dtype", "bf16", "--hardware", "H100 SXM"]
     )
-    assert "operators may take the host longer than running them takes the device" in " ".join(capsys.readouterr().out.split())
+    assert "operators may take the host longer than running them takes the device" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_the_tokens_of_a_training_make_days_and_a_cost() -> None:
