@@ -802,7 +802,7 @@ def test_a_loop_in_a_module_with_matmuls_is_named(kind: str, calls: int, *, is_l
     ("workers", "advice"),
     [
         (None, "Load batches in DataLoader workers (num_workers=)"),
-        (0, "With an IterableDataset, each worker must read other samples"),
+        (0, "With an IterableDataset, each worker must read different samples"),
         (2, "Use more DataLoader workers, persistent_workers=True"),
     ],
 )

@@ -27,6 +27,6 @@ def train(run: Run) -> None:
         seed=0,
         device="cpu",
     )
-    run.slow_module(model.q_net, "q_net")
+    run.slow_module(model.q_net, "q_net", at="q_net.q_net")
     model.learn(total_timesteps=900)
     run.finish(model.policy, steps=model.num_timesteps)

@@ -24,7 +24,7 @@ class DataWait(PartRule):
     phrase = "waiting for data"
     fix = (
         "Load batches in DataLoader workers (num_workers=), or use cheaper transforms. With an "
-        "IterableDataset, each worker must read other samples"
+        "IterableDataset, each worker must read different samples"
     )
     fix_with_workers = "Use more DataLoader workers, persistent_workers=True, or cheaper transforms"
 
