@@ -124,7 +124,7 @@ class StepCounter:
 
     def padding(self, batch: Any) -> BatchPadding | None:
         """Find the parts of a step's first batch that may be padding; `None` if this is unknown."""
-        if self._stage.fetches_itself:
+        if self._stage.fetches_itself or batch is None:
             return None
         return padding_of(self._reader.read(batch))
 
