@@ -176,7 +176,7 @@ def test_ranks_of_other_hosts_share_the_network() -> None:
             linear,
             chip(),
             replace(RATES, host_seconds=1.0),
-            "the host may take longer",
+            "operators may take the host longer than running them",
             id="bound by launches",
         ),
     ],
