@@ -20,8 +20,8 @@ NO_WORK = frozenset({"data", "other"} | CATEGORIES.keys())
 """Parts of a step that are not compared, because their time varies or the ledger excludes it."""
 
 
-OF_PARAMETERS = frozenset({"optimizer", "clip", "transfer"})
-"""Phases whose time does not follow the work that the model does with a batch."""
+BESIDE_MODEL = frozenset({"optimizer", "clip", "transfer"})
+"""Phases whose time says little about the work that the model does with a batch."""
 
 
 class LongerPhase(NamedTuple):
@@ -56,7 +56,7 @@ def longer_phase(
         mean: Mean seconds of a step of the run.
     """
     known = [name for name in in_run if name in in_window and name not in NO_WORK]
-    of_batch = [name for name in known if name not in OF_PARAMETERS]
+    of_batch = [name for name in known if name not in BESIDE_MODEL]
     longest: LongerPhase | None = None
     for name in known:
         run_of_others = sum(in_run[each] for each in of_batch if each != name)

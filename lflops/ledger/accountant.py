@@ -159,8 +159,9 @@ class StepAccountant:
             if isinstance(mark, StepEnd):
                 self._end_step(at, mark)
                 continue
-            # Logging inside a validation belongs to no step.
-            self._logs_in_step = self._is_in_epoch and self._current not in CATEGORIES
+            if self._current != LOGGING:
+                # Logging inside a validation belongs to no step.
+                self._logs_in_step = self._is_in_epoch and self._current not in CATEGORIES
             self._current = mark
             if mark not in CATEGORIES and mark != OTHER:
                 self._is_in_epoch = True

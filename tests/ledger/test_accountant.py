@@ -407,6 +407,23 @@ def test_a_step_that_logs_for_long_is_slow_because_of_logging() -> None:
     assert spent["slow/logging"] <= 1
 
 
+def test_nested_logging_is_a_part_of_the_step() -> None:
+    """A logger logs by another method that is logging as well: 30 ms of a step of 36 ms."""
+    training = Training().trained()
+    training.phase("data", 1)
+    training.phase("forward", 4)
+    training.events.enter_activity("logging")
+    training.events.enter_activity("logging")
+    training.spend(30)
+    training.events.leave()
+    training.events.leave()
+    training.spend(1)
+    training.end_step()
+    training.read()
+    groups, _ = training.book.take_steps()
+    assert 0.036 == round(groups[-1].longest, 9)
+
+
 def test_logging_within_a_validation_is_no_part_of_a_step() -> None:
     """Each step takes 6 ms. A validation of 50 ms between two steps logs for 40 ms of them."""
     training = Training().trained()

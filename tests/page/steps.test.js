@@ -16,9 +16,10 @@ const STEPS = [
 test("each step is a bar, or neighbours share one", () => {
   assert.deepEqual(barsOf(STEPS, 100).map(({ groups }) => groups[0].first), [1, 2, 3, 4, 5, 5, 6]);
   const bars = barsOf(STEPS, 3);
-  assert.deepEqual(bars.map(({ groups }) => groups.length), [3, 2, 2]);
+  // The window, and the second start, begin and end with a bar.
+  assert.deepEqual(bars.map(({ groups }) => groups.length), [2, 2, 1, 2]);
   // The mean of two steps: (0.4 + 1) / 2
-  assert.equal(bars[2].seconds.toFixed(6), "0.700000");
+  assert.equal(bars[3].seconds.toFixed(6), "0.700000");
 });
 
 test("a group of many steps fills a bar of its own", () => {
@@ -26,6 +27,13 @@ test("a group of many steps fills a bar of its own", () => {
   assert.deepEqual(barsOf(groups, 100).map((bar) => bar.groups.length), [1, 1, 1, 1, 1]);
   // Ten steps in at most five bars: two steps in each, but a group is not divided.
   assert.deepEqual(barsOf(groups, 5).map((bar) => bar.groups.map(({ first }) => first)), [[1, 2], [3], [9, 10]]);
+});
+
+test("a window and a start have bars of their own", () => {
+  const groups = [step(1), step(2), step(3, { mode: "profiled" }), step(4, { mode: "profiled" }), step(5), step(6), step(5, { start: 1 }), step(6, { start: 1 })];
+  const bars = barsOf(groups, 2);
+  assert.deepEqual(bars.map((bar) => bar.groups.map(({ first }) => first)), [[1, 2], [3, 4], [5, 6], [5, 6]]);
+  assert.deepEqual(marksOf(bars).map(({ kind, at }) => [kind, at]), [["window", 1], ["crash", 3]]);
 });
 
 test("a group of several steps counts as often as it has steps", () => {

@@ -61,12 +61,12 @@ class LongerThanInWindow(RunRule):
         phase = plain(longer.name)
         others = ""
         if longer.others >= NOTICEABLE:
-            others = f", while other phases take {longer.others:.1f} × as long"
+            others = f" (the other work with a batch takes {longer.others:.1f} × as long)"
         growth = _growth(longer, run.ledger)
         sentence = (
             f"{units.percent(share)} of the training loop's time "
-            f"({units.duration(longer.excess)} per step) is {phase} that the profiled steps do not "
-            f"show: it takes {units.duration(longer.seconds)} in the mean step of the run, and "
+            f"({units.duration(longer.excess)} per step) is missing in the profiled steps: {phase} "
+            f"takes {units.duration(longer.seconds)} in the mean step of the run, and "
             f"{units.duration(longer.in_window)} in the window{others}"
         )
         yield Finding(
@@ -100,13 +100,18 @@ def _growth(longer: LongerPhase, ledger: Ledger) -> str:
 
     The time that slow steps lost is left out.
     """
+    lost = []
+    for step in ledger.slow_steps:
+        if longer.name in joined_phases({step.phase: step.cost}) and step.cause != "larger_batch":
+            lost.append(step)
     times = []
     for group in ledger.unprofiled:
         seconds = joined_phases(group.spent).get(longer.name, 0.0)
-        for step in ledger.slow_steps:
-            is_lost = step.phase == longer.name and step.cause != "larger_batch"
-            if is_lost and group.first <= step.step <= group.last:
+        for step in [*lost]:
+            # After a restart, two groups can have a step of this number.
+            if group.first <= step.step <= group.last and step.cost <= seconds:
                 seconds -= step.cost
+                lost.remove(step)
         times.append(_GroupTime(group.steps, seconds))
     quarter = sum(each.steps for each in times) / 4
     first = _mean_of_first(times, quarter)
@@ -114,7 +119,7 @@ def _growth(longer: LongerPhase, ledger: Ledger) -> str:
     if first <= 0 or last < GROWTH * first:
         return ""
     return (
-        f". It grows from {units.duration(first)} in the first quarter of the steps to "
+        f". This time grows from {units.duration(first)} in the first quarter of the steps to "
         f"{units.duration(last)} in the last quarter"
     )
 

@@ -123,7 +123,9 @@ class NoMatmuls(StepRule):
         by_class: dict[str, list[BusyModules]] = {}
         for modules in step.busiest:
             if modules.pattern in patterns and not modules.macs:
-                by_class.setdefault(modules.kind, []).append(modules)
+                # Scopes have no class.
+                group = modules.pattern if modules.kind == "scope" else modules.kind
+                by_class.setdefault(group, []).append(modules)
         for equal in by_class.values():
             yield self._candidate(equal, step, in_python)
 
@@ -138,12 +140,13 @@ class NoMatmuls(StepRule):
         patterns = [modules.pattern for modules in equal]
         places = patterns
         seconds = sum(modules.seconds for modules in equal)
-        if main.modules > 1 and main.slowest_seconds >= MAIN_SHARE * seconds:
-            patterns = [main.pattern]
+        elsewhere = sum(in_python.get(pattern, 0.0) for pattern in patterns)
+        is_several = len(equal) > 1 or main.modules > 1
+        if is_several and main.slowest_seconds >= MAIN_SHARE * seconds:
             places = [main.slowest]
             seconds = main.slowest_seconds
-        elsewhere = sum(step.sleeping_in(place) for place in places)
-        elsewhere += sum(in_python.get(pattern, 0.0) for pattern in patterns)
+            elsewhere = in_python.get(main.pattern, 0.0) * seconds / main.seconds
+        elsewhere += sum(step.sleeping_in(place) for place in places)
         seconds -= elsewhere
         code = own_code(places, step)
         is_in_hooks = code.is_in_hooks(seconds, elsewhere)
@@ -154,7 +157,7 @@ class NoMatmuls(StepRule):
             "operators": code.operators.within(seconds),
             "pass": code.slower,
             "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
-            "calls": units.count(code.operators.calls),
+            "calls": units.count(own_code(places[:1], step).operators.calls),
             "is_python": is_in_hooks or code.is_python(seconds),
             "fix": self._fix_of(code, seconds, is_in_hooks=is_in_hooks),
         }

@@ -82,9 +82,10 @@ def python_seconds(step: StepEvidence, earlier: Sequence[Candidate]) -> dict[str
     for each in earlier:
         # The extra time of a module in a slow rank is reported already.
         pattern = step.patterns.get(each.module, each.module)
-        if each.rank is not None and pattern in by_pattern and each.rule.is_reported(each, step):
-            by_pattern[pattern] = max(by_pattern[pattern] - (each.seconds or 0.0), 0.0)
-    return by_pattern
+        is_slow_rank = each.rank is not None and each.phase == "forward"
+        if is_slow_rank and pattern in by_pattern and each.rule.is_reported(each, step):
+            by_pattern[pattern] -= each.seconds or 0.0
+    return {pattern: seconds for pattern, seconds in by_pattern.items() if seconds > 0}
 
 
 def calling_seconds(name: str, step: StepEvidence) -> float:

@@ -92,7 +92,7 @@ class SlowRank(StepRule):
         stragglers = step.stragglers
         if (stragglers.worst_share or 0.0) < SHARE_OF_SLOW_RANK:
             return None
-        worst = stragglers.rows[0]
+        worst = next(row for row in stragglers.rows if row.slow_rank == candidate.rank)
         rank = f"Rank {worst.slow_rank}{hosts_by_rank(step.profile).get(worst.slow_rank, '')}"
         others = "the other ranks" if len(step.profile.ranks) > 2 else "the other rank"
         cost = cost_of(candidate.seconds, step)

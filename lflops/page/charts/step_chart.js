@@ -141,7 +141,7 @@ export function stepChart(groups, steps, recomputes) {
     ...phases.filter(isVisible).map((phase) => element("li", {}, element("span", { class: "key", style: { background: colourOfPart(phase) } }), recomputes && phase === "backward" ? "backward with recomputation" : phaseLabel(phase))),
     ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
   );
-  const shared = bars.some((bar) => stepsIn(bar.groups) > 1) ? "Wide bars are means of several neighbouring steps." : "";
+  const shared = bars.some((bar) => stepsIn(bar.groups) > 1) ? "A bar for several neighbouring steps shows their mean." : "";
   const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest step takes ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
   const remark = element("p", { class: "remark" }, [shared, longest].filter(Boolean).join(" "));
   const hint = element("p", { class: "remark keys" }, HINT);

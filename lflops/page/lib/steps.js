@@ -17,15 +17,18 @@ const LEAST_MARKED = 0.001;
 /** @type {(groups: StepGroup[]) => number} */
 export const stepsIn = (groups) => groups.reduce((sum, { steps = 1 }) => sum + steps, 0);
 
-// Bars in the order in which the steps ran. If there would be more than `most`, a bar has several neighbouring groups, with about the same number
-// of steps in each bar.
+// Bars in the order in which the steps ran. In a run of more than `most` steps, a bar has neighbouring groups with about the same number of steps in
+// each bar. A bar ends where a window or a start begins or ends, so that each has its mark.
 /** @type {(groups: StepGroup[], most: number) => StepBar[]} */
 export function barsOf(groups, most) {
   const least = stepsIn(groups) / Math.max(most, 1);
   /** @type {StepGroup[][]} */
   const parts = [];
   let room = 0;
-  for (const group of groups) {
+  for (const [at, group] of groups.entries()) {
+    const last = groups[at - 1] ?? group;
+    const isApart = (last.mode === "profiled") !== (group.mode === "profiled") || (last.start ?? 0) !== (group.start ?? 0);
+    if (isApart) room = 0;
     if (room <= 0) { parts.push([]); room += Math.max(least, 1); }
     parts[parts.length - 1].push(group);
     const { steps = 1 } = group;

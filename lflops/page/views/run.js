@@ -76,7 +76,7 @@ function badge({ level, why }, label, { saysWhy = false } = {}) {
 /** @type {(screen: FirstScreen, context: Context | null) => HTMLElement} */
 function doNext({ cards, nothing }, context) {
   const list = element("ol", { class: "cards" });
-  const more = element("button", { type: "button", onclick: () => { fill(cards.length); if (context) { context.state.all = "true"; context.remember(); } } }, `${cards.length - FIRST_CARDS} more findings`);
+  const more = element("button", { type: "button", onclick: () => { fill(cards.length); if (context) { context.state.all = "true"; context.remember(); } } }, `${cards.length - FIRST_CARDS} more ${cards.length - FIRST_CARDS === 1 ? "finding" : "findings"}`);
   /** @type {(number: number) => void} */
   function fill(number) {
     const shown = cards.slice(0, number);

@@ -6,7 +6,7 @@ become shares of the run's mean step.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -17,6 +17,7 @@ from lflops.findings.evidence import REPORTED_SHARE
 from lflops.findings.finding import Finding, ordered
 from lflops.findings.own_operators import with_time
 from lflops.findings.part_rule import in_bursts
+from lflops.findings.registry import issue_share
 from lflops.findings.rules.data_wait import DataWait
 from lflops.findings.rules.other_work import OtherWork
 from lflops.findings.run_rule import RunEvidence
@@ -40,12 +41,28 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     profile = None if window is None else window.profile
     times = times_of(window, ledger)
     if times is None or times.steps.source != "run":
-        return ordered(_with_run_findings(of_step, ledger, profile, is_measured=False))
+        return ordered(_with_run_findings(of_step, ledger, profile, IN_OTHER))
     of_step = _of_steps_of_run(of_step, window, times, ledger)
-    # On a CPU, the ledger measures the phase `other` without the garbage collector and logging.
-    is_measured = ledger.device in {"", "cpu"}
-    found = _with_run_findings(of_step, ledger, profile, is_measured=is_measured)
+    found = _with_run_findings(of_step, ledger, profile, _in_other(window, times, ledger))
     return ordered([_of_mean_of_run(finding, times, ledger) for finding in found])
+
+
+IN_OTHER = frozenset({"gc", "logging"})
+"""Causes whose time is also part of the phase `other` of a window."""
+
+
+def _in_other(window: WindowSummary | None, times: StepTimes, ledger: Ledger) -> frozenset[str]:
+    """Return the causes whose time may be part of the finding `other` about the steps of a run.
+
+    The ledger measures this phase without logging, and on a CPU without garbage collection. But the
+    finding has the cost in the window if other findings contain a part of it.
+    """
+    if window is None or "other" not in times.phases:
+        return IN_OTHER
+    in_window = window.phases.get("other")
+    if not any(each.cause == "other" and _is_whole(each, in_window) for each in window.findings):
+        return IN_OTHER
+    return frozenset() if ledger.device in {"", "cpu"} else frozenset({"gc"})
 
 
 def _of_steps_of_run(
@@ -66,12 +83,12 @@ def _of_steps_of_run(
 
 
 def _with_run_findings(
-    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None, *, is_measured: bool
+    of_step: Sequence[Finding], ledger: Ledger, profile: Profile | None, in_other: Collection[str]
 ) -> list[Finding]:
     """Add the findings about the whole run to the findings about a step.
 
-    Findings whose time is already explained by another finding are dropped. `is_measured` is true
-    if the costs of phases come from the ledger.
+    Findings whose time is already explained by another finding are dropped. `in_other` has the
+    causes whose time may be part of the finding `other`.
     """
     # The steps of the run show the data wait better than the few steps of the window. But only the
     # window can show how long other programs delayed its steps.
@@ -93,7 +110,7 @@ def _with_run_findings(
         finding
         for finding in findings
         if (finding.is_issue or finding.cause not in issues)
-        and (is_measured or not _is_explained(finding, findings))
+        and not _is_explained(finding, findings, in_other)
     ]
 
 
@@ -109,14 +126,11 @@ _MOSTLY = 0.5
 """If the garbage collector or logging takes this share of `other`, `other` is not reported."""
 
 
-def _is_explained(finding: Finding, findings: Sequence[Finding]) -> bool:
-    """Return whether a finding about the garbage collector or logging explains a finding.
-
-    In a window, the time of both is part of the phase `other`.
-    """
+def _is_explained(finding: Finding, findings: Sequence[Finding], in_other: Collection[str]) -> bool:
+    """Return whether a finding with one of the causes `in_other` explains the finding `other`."""
     if finding.cause != "other" or finding.of == "run":
         return False
-    known = [each.seconds or 0.0 for each in findings if each.cause in {"gc", "logging"}]
+    known = [each.seconds or 0.0 for each in findings if each.cause in in_other]
     return max(known, default=0.0) >= _MOSTLY * (finding.seconds or 0.0)
 
 
@@ -178,17 +192,18 @@ def _of_all_steps(
     if phase == "other":
         # A single slow step has its own finding. It is not a reason why other steps take long.
         seconds -= _slowest(ledger) / times.steps.number
-        # In the window, this phase may contain checkpoints or logging.
-        is_issue = is_issue and seconds >= OTHER_SHARE * times.steps.mean
     share = seconds / times.steps.mean
+    if finding.cause not in THRESHOLD_DEPENDS:
+        # The cost in the window was large enough, but the cost in the run may be smaller.
+        is_issue = is_issue and share >= (issue_share(finding.cause) or 0.0)
     cost = _cost(share, seconds)
     sentence = finding.sentence.replace(_cost(finding.share, finding.seconds), cost)
     sentence = _with_rhythm_of_run(sentence, phase, window, ledger, seconds)
     return replace(finding, seconds=seconds, share=share, sentence=sentence, is_issue=is_issue)
 
 
-OTHER_SHARE = OtherWork.threshold.share or 0.0
-"""Time outside all phases is an issue if it takes at least this share of the run's mean step."""
+THRESHOLD_DEPENDS = frozenset({"recomputed"})
+"""Causes whose threshold depends on the run, so that the cost in the run is not judged again."""
 
 
 def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Finding:

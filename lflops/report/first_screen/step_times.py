@@ -6,6 +6,7 @@ steps of the window.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -182,9 +183,9 @@ def _times_of_run(
     lost = scaled(lost_in_slow_steps(ledger), 1 / number)
     if window is not None:
         if window.profile.run.device_type not in {"cpu", None}:
-            phases = _on_device(phases, mean, window, lost)
+            phases = _on_device(phases, mean, window, lost, _usual_logging(groups))
         else:
-            phases = _with_divided_other(phases, window.phases)
+            phases = _with_divided_other(phases, window.phases, _usual_logging(groups))
         phases = with_recompute(phases, window.recomputed)
     p50 = percentile(ledger.durations, 0.5)
     p95 = percentile(ledger.durations, 0.95)
@@ -194,8 +195,13 @@ def _times_of_run(
     return StepTimes(steps, phases, lost)
 
 
+def _usual_logging(groups: Sequence[StepGroup]) -> float:
+    """Return the seconds of logging in a usual step: 0 if most steps do not log."""
+    return median(group.spent.get("logging", 0.0) / group.steps for group in groups)
+
+
 def _with_divided_other(
-    phases: Mapping[str, float], of_window: Mapping[str, float]
+    phases: Mapping[str, float], of_window: Mapping[str, float], logging: float
 ) -> dict[str, float]:
     """Divide the ledger's phase `other` into the phases that only the window has, and the rest.
 
@@ -210,7 +216,7 @@ def _with_divided_other(
     known = phases.keys() | CATEGORIES.keys()
     parts = {name: took for name, took in of_window.items() if name not in known}
     # In a window, logging is a part of `other`.
-    other_in_window = max(of_window.get("other", 0.0) - phases.get("logging", 0.0), 0.0)
+    other_in_window = max(of_window.get("other", 0.0) - logging, 0.0)
     total = sum(parts.values()) + other_in_window
     if "other" not in phases or not total:
         return divided
@@ -234,7 +240,11 @@ def _steps(
 
 
 def _on_device(
-    phases: Mapping[str, float], mean: float, window: WindowSummary, lost: Mapping[str, float]
+    phases: Mapping[str, float],
+    mean: float,
+    window: WindowSummary,
+    lost: Mapping[str, float],
+    logging: float,
 ) -> dict[str, float]:
     """Return the mean seconds by phase of a step that runs on a GPU or another device.
 
@@ -245,18 +255,17 @@ def _on_device(
     """
     no_part = {"data"} | CATEGORIES.keys()
     usual = {name: took for name, took in window.phases.items() if name not in no_part}
-    logging = phases.get("logging", 0.0)
-    if logging:
+    if "other" in usual:
         # In a window, logging is a part of `other`.
-        usual["other"] = max(usual.get("other", 0.0) - logging, 0.0)
+        usual["other"] = max(usual["other"] - logging, 0.0)
     total = sum(usual.values())
     if not total:
         return {**phases}
     known = {name: took for name, took in lost.items() if name != "data"}
     if phases.get("data"):
         known["data"] = phases["data"]
-    if logging:
-        known["logging"] = logging
+    if phases.get("logging"):
+        known["logging"] = phases["logging"]
     rest = max(mean - sum(known.values()), 0.0)
     return summed([*known.items(), *scaled(usual, rest / total).items()])
 

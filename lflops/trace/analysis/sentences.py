@@ -209,8 +209,10 @@ def _per_step(summary: TraceSummary, state: str) -> str:
     """Format the time of a device state in a step; empty if the trace has no steps."""
     if not summary.steps:
         return ""
+    # The times are sums over all devices.
+    number = len(summary.steps) * max(len(summary.devices), 1)
     time = getattr(total(device_timelines(summary.steps)), state)
-    return f" ({nanoseconds(time // len(summary.steps))} of a step)"
+    return f" ({nanoseconds(time // number)} of a step)"
 
 
 def _operators_on_host(summary: TraceSummary) -> Iterator[str]:
