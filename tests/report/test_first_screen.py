@@ -891,3 +891,25 @@ def test_rare_logging_is_not_taken_from_other_time_of_a_window() -> None:
     assert times is not None
     expected = {"forward": 0.2, "backward": 0.1, "other": 0.1, "logging": 0.1}
     assert expected == pytest.approx(times.phases)
+
+
+def test_other_programs_are_no_longer_phase() -> None:
+    """Forward takes 0.5 s in the run and 0.2 s in the window, but steps waited for a core."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    waits = tuple(
+        SlowStep(
+            step=step,
+            end=1.0,
+            seconds=2.6,
+            usual=0.6,
+            cost=2.0,
+            cause="not_scheduled",
+            phase="forward",
+        )
+        for step in (5, 10, 15)
+    )
+    calm = ledger(of_phases(forward=0.5, backward=0.1))
+    busy = ledger(of_phases(forward=0.5, backward=0.1), **{"slow/not_scheduled": 6.0})
+    for run, expected in ((calm, True), (replace(busy, slow_steps=waits), False)):
+        found = findings_of(window_summary(analyze(window)), run)
+        assert expected == ("longer_phase" in {finding.cause for finding in found})

@@ -34,8 +34,9 @@ class LongerThanInWindow(RunRule):
     or a metric computes its result from all previous batches. The times of modules are from the
     window, so they do not show where the additional time is spent.
 
-    This finding is never an issue, because the work may be necessary. It is not reported for a run
-    on a GPU or another device, because the host waits for the device in any phase.
+    This finding is never an issue, because the work may be necessary. It is not reported if other
+    programs use the CPU, or for a run on a GPU or another device, because the host waits for the
+    device in any phase.
     """
 
     name = "longer_phase"
@@ -47,7 +48,11 @@ class LongerThanInWindow(RunRule):
     fix_of_growth = f"Look for lists, caches or metrics that grow with each step. {fix}"
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
-        if run.profile is None or run.ledger.device not in {"", "cpu"} or not run.ledger.unprofiled:
+        is_on_cpu = run.ledger.device in {"", "cpu"}
+        if run.profile is None or not is_on_cpu or not run.ledger.unprofiled:
+            return
+        if run.allowance > 1:
+            # Other programs slow down some steps more than others.
             return
         in_run = usual_phases(run.ledger)
         longer = longer_phase(in_run, _phases_of(run.profile), sum(in_run.values()))

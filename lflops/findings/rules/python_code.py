@@ -35,7 +35,7 @@ class PythonCode(StepRule):
     )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        if not step.profile.is_counted:
+        if not step.profile.is_counted or step.are_module_times_unreliable:
             return
         by_pattern = python_seconds(step, earlier)
         if not by_pattern:
