@@ -264,7 +264,7 @@ def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
     """Return a sentence with the share of time in each device state. Computing comes last."""
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
-    of_whole = f" of {gpus} time ({nanoseconds(device.window)})"
+    of_whole = f" of {gpus} {nanoseconds(device.window)}"
     parts: list[str] = []
     for state, time in _losses(device):
         because = ""
