@@ -4,10 +4,10 @@ A window has the times of modules, but only for a few steps. If one phase takes 
 steps of the run, the window cannot show which module takes this time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from lflops.ledger.account import CATEGORIES, Ledger
+from lflops.ledger.account import CATEGORIES, Ledger, StepGroup
 from lflops.profile.series import summed
 
 MUCH_LONGER = 1.25
@@ -90,12 +90,19 @@ def usual_phases(ledger: Ledger) -> dict[str, float]:
 
     The time that slow steps lost is left out. All of backward is one phase.
     """
-    groups = ledger.unprofiled
-    number = sum(group.steps for group in groups)
-    phases = summed([each for group in groups for each in group.spent.items()])
+    number = sum(group.steps for group in ledger.unprofiled)
     lost = lost_in_slow_steps(ledger)
-    usual = {name: (phases[name] - lost.get(name, 0.0)) / number for name in phases}
+    usual = {}
+    for name, seconds in mean_phases(ledger.unprofiled).items():
+        usual[name] = seconds - lost.get(name, 0.0) / number
     return joined_phases(usual)
+
+
+def mean_phases(groups: Sequence[StepGroup]) -> dict[str, float]:
+    """Return the mean seconds of each phase in a step of the groups, of which there is at least one."""
+    number = sum(group.steps for group in groups)
+    spent = [each for group in groups for each in group.spent.items()]
+    return {name: seconds / number for name, seconds in summed(spent).items()}
 
 
 def lost_in_slow_steps(ledger: Ledger) -> dict[str, float]:

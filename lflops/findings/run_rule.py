@@ -339,6 +339,9 @@ class UncertainRule(RunRule):
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         seconds = run.ledger.seconds.get(self.category, 0.0)
-        is_on_cpu = run.ledger.device in {"", "cpu"}
-        if is_on_cpu and run.profile is None and seconds >= LARGE_SHARE * run.training_seconds > 0:
+        if (
+            run.ledger.is_on_cpu
+            and run.profile is None
+            and seconds >= LARGE_SHARE * run.training_seconds > 0
+        ):
             yield self.finding(seconds, run, is_issue=False)

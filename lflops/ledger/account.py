@@ -264,6 +264,11 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
         return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether the model runs on a CPU, so that the host's times are the times of the work."""
+        return self.device in {"", "cpu"}
+
+    @property
     def unprofiled(self) -> list[StepGroup]:
         """The groups of unprofiled steps. Warm-up steps are not included."""
         return [group for group in self.step_groups if group.mode == "unprofiled"]

@@ -814,7 +814,7 @@ def test_advice_on_the_loader_depends_on_its_workers(workers: int | None, advice
 
 
 def test_unreliable_module_times_show_no_python_code() -> None:
-    """On a busy machine, the time of a module may be several times that of its operators."""
+    """On a busy machine, a module may seem to take several times as long as its operators."""
     given = trained(operators={"gelu": 1e-3})
     assert "python" in findings(given)
     note = Note(code="time_scaled", subject="", values={"forward": 4.5})

@@ -48,8 +48,7 @@ class LongerThanInWindow(RunRule):
     fix_of_growth = f"Look for lists, caches or metrics that grow with each step. {fix}"
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
-        is_on_cpu = run.ledger.device in {"", "cpu"}
-        if run.profile is None or not is_on_cpu or not run.ledger.unprofiled:
+        if run.profile is None or not run.ledger.is_on_cpu or not run.ledger.unprofiled:
             return
         if run.allowance > 1:
             # Other programs slow down some steps more than others.

@@ -18,7 +18,7 @@ If they have more MACs, the loop may train another model outside the phases.
 """
 
 SLOWER_MATMULS = 3
-"""Matmuls outside all phases may take this many times as long per MAC as those of the model."""
+"""Matmuls outside all phases may take this many times as long per MAC as the model."""
 
 EXPLAINED_SHARE = 0.5
 """Matmuls explain the time outside all phases if they may take at least this share of it."""

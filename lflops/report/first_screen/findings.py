@@ -62,7 +62,7 @@ def _in_other(window: WindowSummary | None, times: StepTimes, ledger: Ledger) ->
     in_window = window.phases.get("other")
     if not any(each.cause == "other" and _is_whole(each, in_window) for each in window.findings):
         return IN_OTHER
-    return frozenset() if ledger.device in {"", "cpu"} else frozenset({"gc"})
+    return frozenset() if ledger.is_on_cpu else frozenset({"gc"})
 
 
 def _of_steps_of_run(
@@ -215,7 +215,7 @@ def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Findi
         return finding
     share = seconds / times.steps.mean
     rhythm = ""
-    if ledger.device in {"", "cpu"} or finding.cause == "data":
+    if ledger.is_on_cpu or finding.cause == "data":
         rhythm = _rhythm(finding.cause, ledger, seconds)
     sentence = f"{_cost(share, seconds)} is spent {phrase}{rhythm}."
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)

@@ -20,6 +20,7 @@ from lflops.findings.longer_phase import (
     joined_phases,
     longer_phase,
     lost_in_slow_steps,
+    mean_phases,
 )
 from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
 from lflops.profile.series import ratio, scaled, summed
@@ -174,12 +175,7 @@ def _times_of_run(
 ) -> StepTimes:
     number = sum(group.steps for group in groups)
     mean = sum(group.seconds for group in groups) / number
-    sums: list[tuple[str, float]] = []
-    for group in groups:
-        sums += group.spent.items()
-    phases = summed(sums)
-    for name in phases:
-        phases[name] /= number
+    phases = mean_phases(groups)
     lost = scaled(lost_in_slow_steps(ledger), 1 / number)
     if window is not None:
         if window.profile.run.device_type not in {"cpu", None}:
