@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForMaskedLM
 
 from lflops.integrations.lightning.monitor import FlopsMonitor
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 
 THIN = {
     "hidden_size": 48,

@@ -51,11 +51,11 @@ from torch.utils.data import DataLoader, Dataset
 
 import lflops
 from lflops.integrations.lightning.monitor import FlopsMonitor
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.records import ModulePhase
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import table_of
 from lflops.ranks.straggler_search import find_stragglers
-from lflops.schedule import Schedule
 from tests.support.ports import free_port
 from tests.support.simulated_ranks import (
     DATA,

@@ -31,12 +31,12 @@ from lflops.integrations.lightning.monitor import FlopsMonitor as FlopsMonitor
 from lflops.integrations.loops.monitor import monitor as monitor
 from lflops.ledger.account import Ledger as Ledger
 from lflops.ledger.ledger_file import load_run as load_run
+from lflops.monitoring.schedule import Schedule as Schedule
 from lflops.profile.json_file import load as load
 from lflops.profile.profile import Profile as Profile
 from lflops.ranks.merge.merge import merge as merge
 from lflops.ranks.stragglers import stragglers as stragglers
 from lflops.report.explanation import explain as explain
-from lflops.schedule import Schedule as Schedule
 from lflops.timing.measure import measure as measure
 
 __version__: str

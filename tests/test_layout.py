@@ -28,7 +28,6 @@ VALUE = {
     "errors",
     "extras",
     "units",
-    "schedule",
     "intervals",
     "garbage",
     "display",
@@ -70,7 +69,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
     "units": set(),
-    "schedule": {"errors"},
     "intervals": set(),
     "display": set(),
     "garbage": set(),
@@ -120,7 +118,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report.html": VALUE | ANALYSIS | {"ledger", "report", "report.payload"},
     "report.figures": VALUE | ANALYSIS | {"pypi:matplotlib"},
     "tensorboard": VALUE | ANALYSIS | {"ledger", "report.payload", "pypi:tensorboard"},
-    "monitoring.inputs": TORCH | {"ledger", "ranks.collect", "timing", "trace.record"},
+    "monitoring.schedule": {"errors"},
+    "monitoring.inputs": TORCH
+    | {"monitoring.schedule", "ledger", "ranks.collect", "timing", "trace.record"},
     "monitoring.window": TORCH
     | ANALYSIS
     | {
@@ -158,7 +158,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "timing",
         "trace.record",
     }
-    | {"monitoring.inputs", "monitoring.window", "monitoring.outputs"},
+    | {"monitoring.inputs", "monitoring.outputs", "monitoring.schedule", "monitoring.window"},
     "integrations.loops": TORCH
     | {"ledger", "monitoring", "monitoring.inputs", "monitoring.outputs"},
     "integrations.lightning": TORCH
@@ -189,7 +189,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "integrations.deepspeed.text": VALUE | ANALYSIS | {"report"},
     "integrations.deepspeed": TORCH
-    | {"analysis.analysis", "timing", "timing.measure", "integrations.deepspeed.text"},
+    | {
+        "analysis.analysis",
+        "integrations.deepspeed.text",
+        "monitoring.schedule",
+        "timing",
+        "timing.measure",
+    },
     "huggingface": {"integrations"},
     # The rooms below import torch only within functions. The last tests of this file check that
     # importing the command line does not load torch.
@@ -413,7 +419,11 @@ def test_the_rules_are_held_against_the_package_itself() -> None:
 CULPRITS = [
     (imports_out_of_its_row, "lflops/profile/profile.py", "import torch"),
     (imports_out_of_its_row, "lflops/units.py", "from rich.text import Text"),
-    (imports_out_of_its_row, "lflops/schedule.py", "from lflops.analysis.tree import tree"),
+    (
+        imports_out_of_its_row,
+        "lflops/monitoring/schedule.py",
+        "from lflops.analysis.tree import tree",
+    ),
     (imports_out_of_its_row, "lflops/errors.py", "from lflops import count"),
     (imports_out_of_its_row, "lflops/hardware/chips.py", "import lflops"),
     (imports_out_of_its_row, "lflops/profile/json_file.py", "from .. import flop_counter"),

@@ -15,7 +15,7 @@ from lflops.report.first_screen.screen import FirstScreen, first_screen
 from lflops.report.first_screen.text import first_screen_rows
 from lflops.report.first_screen.window import window_summary
 from lflops.report.html import page, page_of_run, write
-from lflops.report.module_table import FORMATS, csv_table, latex_table, markdown_table
+from lflops.report.module_columns import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.payload.payload import ledger_in, payload
 from lflops.report.report import report_of
 from lflops.report.terminal.first_screen import render_rows

@@ -18,6 +18,7 @@ from lflops.analysis.step_times import lost_share
 from lflops.findings.evidence import allowance
 from lflops.findings.finding import Finding
 from lflops.findings.rule import Rule
+from lflops.findings.stalls import pauses_of
 from lflops.ledger.account import Ledger, SlowStep
 from lflops.profile.profile import Profile
 from lflops.profile.series import summed
@@ -30,6 +31,9 @@ LARGE_SHARE = 0.1
 
 REPEATED_COMPILATION_SHARE = 0.05
 """Compilation is repeated if it takes at least this share of the time after half of the steps."""
+
+MOSTLY = 0.5
+"""The pauses of a rule are described if they take at least this share of the cost."""
 
 MANY_RECOMPILED_STEPS = 3
 """Compilation is repeated if torch compiled code again in this many steps of a profile."""
@@ -232,6 +236,13 @@ class RunRule(Rule):
         """
         return self.fix
 
+    def rhythm(self, seconds: float, run: RunEvidence) -> str:
+        """Return the end of the sentence, which says how long and how often the work is done.
+
+        It is empty if this is unknown. `seconds` is the cost in seconds of the whole run.
+        """
+        return ""
+
     def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
         """Make a finding from a cost in seconds of the whole run."""
         share = seconds / run.training_seconds
@@ -240,7 +251,7 @@ class RunRule(Rule):
         cost = f"{part} ({units.duration(per_step)} per step)"
         return Finding(
             cause=self.name,
-            sentence=f"{cost} {self.verb} {self.phrase}.",
+            sentence=f"{cost} {self.verb} {self.phrase}{self.rhythm(seconds, run)}.",
             seconds=per_step,
             share=share,
             of="run",
@@ -258,10 +269,25 @@ class BetweenStepsRule(RunRule):
     thresholds rise. However, these programs delay both the steps and the work between the steps, so
     the share of this work in the run changes little. Therefore, the threshold of this rule rises
     less than the thresholds of other rules.
+
+    Attributes:
+        category: The ledger category of work that is always done between two steps. Empty if the
+            same work can be a phase of a step.
     """
+
+    category: ClassVar[str] = ""
 
     def allowance(self, run: RunEvidence) -> float:
         return math.sqrt(run.allowance)
+
+    def rhythm(self, seconds: float, run: RunEvidence) -> str:
+        if not self.category:
+            return ""
+        pauses = pauses_of(run.ledger, self.category)
+        if pauses is None or pauses.total < MOSTLY * seconds:
+            return " between steps"
+        often = pauses.often or "each time"
+        return f" between steps: {units.duration(pauses.seconds)} {often}"
 
 
 class OnceAllowedRule(RunRule):

@@ -1,6 +1,7 @@
-"""Find stalls, and describe how often they occur.
+"""Find stalls and pauses, and describe how often they occur.
 
-A stall is a step in which a phase, such as the data wait, takes much longer than in most steps.
+A stall is a step in which a phase, such as the data wait, takes much longer than in most steps. A
+pause is work between two steps, such as a validation.
 """
 
 from collections.abc import Sequence
@@ -87,6 +88,51 @@ def stalls_in(times: Sequence[float]) -> Stalls | None:
         often = f"every {_ordinal(usual_distance)} step"
     share = len(long) / len(times)
     return Stalls(sum(long_seconds) / len(long), often, is_regular, share)
+
+
+FEWEST_PAUSES = 2
+"""Minimum number of pauses in a run of which the text says how often they occur."""
+
+
+class Pauses(NamedTuple):
+    """The pauses of a run in which the same work is done between two steps.
+
+    Attributes:
+        total: Seconds of all pauses that the ledger lists with their steps.
+        seconds: Mean duration of a pause.
+        often: How often they occur, such as `every 10th step`. Empty if they are not regular.
+    """
+
+    total: float
+    seconds: float
+    often: str
+
+
+def pauses_of(ledger: Ledger, category: str) -> Pauses | None:
+    """Return the pauses of a category, such as validation, or `None` if there are fewer than two.
+
+    In a long run, the ledger joins neighbouring steps in groups. Then the result is exact only if
+    at most every second group contains a pause. Otherwise, it is `None`.
+    """
+    steps = []
+    durations = []
+    largest = max((group.steps for group in ledger.step_groups), default=0)
+    for group in ledger.step_groups:
+        seconds = group.between.get(category, 0.0)
+        if seconds > 0:
+            steps.append(group.first)
+            durations.append(seconds)
+    distances = [after - before for before, after in pairwise(steps)]
+    if len(steps) < FEWEST_PAUSES or (largest > 1 and min(distances) < 2 * largest):
+        return None
+    usual = sorted(distances)[len(distances) // 2]
+    near = [each for each in distances if abs(each - usual) < largest]
+    often = ""
+    if usual > 1 and len(near) >= REGULAR_SHARE * len(distances):
+        number = f"{_ordinal(usual)} step"
+        often = f"every {number}" if largest == 1 else f"about every {number}"
+    total = sum(durations)
+    return Pauses(total, total / len(durations), often)
 
 
 def _ordinal(number: int) -> str:

@@ -20,6 +20,7 @@ from lflops.inputs.run_info import with_allocator_peaks
 from lflops.model.module_tree import ModuleTree
 from lflops.monitoring.inputs.settings import Settings
 from lflops.monitoring.inputs.training import Stage, Training
+from lflops.monitoring.schedule import Plan, Schedule, ScheduleCursor
 from lflops.monitoring.window.counting_step import CountingStepMode, StepCounter, has_backward
 from lflops.monitoring.window.live_metrics import LiveMetrics, PointPause
 from lflops.monitoring.window.step_modes import ModuleTimingMode, StepMode
@@ -31,7 +32,6 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import ModulePhase
 from lflops.profile.steps import Step, is_compared
-from lflops.schedule import Plan, Schedule, ScheduleCursor
 from lflops.timing.clock import (
     Clock,
     HostClock,

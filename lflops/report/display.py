@@ -12,7 +12,7 @@ from lflops.report.diff import headline
 from lflops.report.explanation import Explanation, lines_of
 from lflops.report.ledger import ledger_lines
 from lflops.report.log_text import log_text
-from lflops.report.module_table import table_cells
+from lflops.report.module_columns import table_cells
 from lflops.report.text import labelled
 
 DEPTH = 2

@@ -279,16 +279,41 @@ def _basis_of_step(analysis: Analysis) -> str:
         return f"of one unprofiled {unit}"
     several = _several(unit)
     if unit == "step":
-        indices = []
-        for step in analysis.profile.steps:
-            if step.is_unprofiled and step.seconds is not None:
-                indices.append(step.index)
-        several = f"unprofiled steps ({min(indices):,} to {max(indices):,})"
+        several = f"unprofiled steps ({_unprofiled_steps(analysis)})"
     spread = ""
     if times.spread is not None:
         spread = f" ± {plus_minus(times.spread)}"
     median = units.duration(times.seconds.median)
     return f"mean of {units.count(times.steps)} {several}; median {median}{spread}"
+
+
+def _unprofiled_steps(analysis: Analysis) -> str:
+    """List the numbers of the unprofiled steps that are in the mean, such as `2 to 5, 13`."""
+    ranges: list[range] = []
+    for step in analysis.profile.steps:
+        if not step.is_unprofiled or step.seconds is None:
+            continue
+        if ranges and ranges[-1].stop == step.index:
+            ranges[-1] = range(ranges[-1].start, step.index + 1)
+        else:
+            ranges.append(range(step.index, step.index + 1))
+    if len(ranges) > MOST_RANGES:
+        ranges = [range(ranges[0].start, ranges[-1].stop)]
+    return ", ".join(map(_first_to_last, ranges))
+
+
+MOST_RANGES = 3
+"""If there are more ranges of unprofiled steps, only the first and the last step are named."""
+
+
+FEWEST_IN_RANGE = 3
+"""Fewer consecutive steps are listed one by one."""
+
+
+def _first_to_last(steps: range) -> str:
+    if len(steps) < FEWEST_IN_RANGE:
+        return ", ".join(f"{step:,}" for step in steps)
+    return f"{steps.start:,} to {steps[-1]:,}"
 
 
 def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 import lflops
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS
 from tests.support.tensor_subclasses import (
     LOSSES,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.harmless.case import Case, crossed
 
 __all__ = ["AXES", "CASES"]

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
 
 import lflops
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, ROWS, Classifier, fit, watching
 
 pytestmark = [*LIGHTNINGS_WARNINGS, pytest.mark.filterwarnings("ignore")]

@@ -15,7 +15,7 @@ from lflops.cli.main import main
 from lflops.ledger import writer
 from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.ledger_file import REQUEST
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.ports import free_port
 from tests.support.warm_python import Ended, Script, WarmPython

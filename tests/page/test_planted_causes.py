@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lflops import Hardware
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from lflops.timing.clock import ThreadSchedule
 from tests.support.browser import Seen
 from tests.support.fake_clock import StillClock, use_clock

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.support.browser import ROW, Seen, tab
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.tensorboard_server import board

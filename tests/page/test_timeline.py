@@ -8,8 +8,8 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from msgspec.structs import replace
 
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.timeline import ModuleSlice, StepTimeline, TimedWork
-from lflops.schedule import Schedule
 from tests.support.browser import Seen, tab
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile

@@ -803,7 +803,7 @@ def test_the_ledger_adds_what_is_between_steps() -> None:
     assert "validation" == finding.cause
     assert 0.17 == finding.seconds
     assert 0.17 == finding.share
-    sentence = "17.0 % of the training loop's time (170 ms per step) is spent on validation."
+    sentence = "17.0 % of the training loop's time (170 ms per step) is spent on validation between steps."
     assert sentence == finding.sentence
     assert "found" == found.status
     assert "validation" == found.cause
@@ -1063,8 +1063,8 @@ def test_the_figures_are_numbers_of_the_window_and_of_the_run(
     of_run = {"run_seconds": 150.0, "run_steps": 100, "run_starts": 1, "run_seconds_per_step": 1.0}
     assert of_run == {name: each for name, each in figures.items() if name.startswith("run_")}
     assert (
-        "A step takes 34.0 ms. 53.3 % of 2 min 30 s was training; start-up 33.3 %, validation "
-        "13.3 %."
+        "A step takes 34.0 ms. 53.3 % of 2 min 30 s was training; start-up (once) 33.3 %, "
+        "validation 13.3 %."
     ) == found.said
     (issue,) = issues_of(found)
     assert "validation" == issue.cause

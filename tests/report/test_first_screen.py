@@ -913,3 +913,57 @@ def test_other_programs_are_no_longer_phase() -> None:
     for run, expected in ((calm, True), (replace(busy, slow_steps=waits), False)):
         found = findings_of(window_summary(analyze(window)), run)
         assert expected == ("longer_phase" in {finding.cause for finding in found})
+
+
+@pytest.mark.parametrize(
+    ("before", "length", "end"),
+    [
+        ((5, 15, 25), 1, "between steps: 5.00 s every 10th step."),
+        ((5, 12, 25), 1, "between steps: 5.00 s each time."),
+        ((10, 30, 50), 4, "between steps: 5.00 s about every 80th step."),
+        ((10, 11, 12), 4, "between steps."),
+        ((5,), 1, "between steps."),
+    ],
+)
+def test_a_validation_is_described_by_its_duration_and_its_distance(
+    before: tuple[int, ...], length: int, end: str
+) -> None:
+    """The sentence says how long each validation takes, and how many steps lie between two.
+
+    The ledger has sixty groups of one step or of four steps. With four, the distance is known only
+    about. Nothing is said about validations in neighbouring groups, because a group can have two.
+    """
+    groups = []
+    for number, group in enumerate(steps(*[0.0] * 60)):
+        spent = {name: length * seconds for name, seconds in group.spent.items()}
+        between = {"validation": 5.0} if number in before else {}
+        first = 3 + length * number
+        last = first + length - 1
+        groups.append(
+            replace(group, first=first, last=last, steps=length, spent=spent, between=between)
+        )
+    found = findings_of(None, ledger(groups, validation=5.0 * len(before)))
+    (sentence,) = (each.sentence for each in found if each.cause == "validation")
+    assert sentence.endswith(f"is spent on validation {end}")
+
+
+@pytest.mark.parametrize(("wait", "is_within"), [(0.7, True), (0.5, False)])
+def test_a_thread_that_mostly_delays_one_phase_is_reported_with_this_phase(
+    wait: float, is_within: bool
+) -> None:
+    """Two findings about the same time would look like two savings.
+
+    A step has 0.3 s of passes and 0.5 s of other time. If the training thread waits for 0.7 s, at
+    least 0.4 s of the wait are in the other time: more than half. If it waits for 0.5 s, only
+    0.2 s must be there.
+    """
+    groups = [replace(step, spent=step.spent | {"other": 0.5}) for step in steps(*[0.0] * 30)]
+    window = ran({"fc": 0.1}, steps=clean(*[0.8] * 9, forward=0.25, backward=0.125, other=0.625))
+    summary = window_summary(analyze(window))
+    (other,) = (each for each in summary.findings if each.cause == "other")
+    thread = replace(cost("thread", wait, issue=True), fix="Find the thread")
+    both = replace(summary, findings=(replace(other, is_issue=True), thread))
+    found = {each.cause: each for each in findings_of(both, ledger(groups))}
+    assert is_within != ("thread" in found)
+    assert is_within == ("For 700 ms of the step" in found["other"].sentence)
+    assert is_within == found["other"].fix.endswith("Find the thread")

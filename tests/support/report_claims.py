@@ -17,7 +17,7 @@ from lflops.monitoring.outputs.loggers import scalars
 from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES, Phase
 from lflops.report.log_text import log_text
-from lflops.report.module_table import csv_table
+from lflops.report.module_columns import csv_table
 from lflops.report.payload.payload import payload
 from lflops.report.report import report_of
 from tests.support.terminal import drawn

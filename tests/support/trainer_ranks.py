@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import lflops
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.profile import Profile
 from lflops.ranks.collect import collector as gather
-from lflops.schedule import Schedule
 from tests.support.lightning_runs import CLASSES, WIDTH, fit, loader, watching
 from tests.support.ports import free_port
 from tests.support.process_state import Facts, bits, random_numbers

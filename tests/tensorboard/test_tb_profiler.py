@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from lflops.trace.convert import convert_for_tb_profiler
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching
 from tests.support.quarters import DAY, MOMENTS, exact, moved, span, write

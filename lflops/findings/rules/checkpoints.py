@@ -8,6 +8,7 @@ class SavingCheckpoints(BetweenStepsRule):
     """The run saves checkpoints often, or the checkpoints are large."""
 
     name = "checkpoint"
+    category = "checkpoint_save"
     threshold = Threshold(share=0.05)
     verb = "is spent"
     phrase = "saving checkpoints"

@@ -8,6 +8,7 @@ class Validation(BetweenStepsRule):
     """The run validates often, or on many batches."""
 
     name = "validation"
+    category = "validation"
     threshold = Threshold(share=0.10)
     verb = "is spent on"
     phrase = "validation"
@@ -21,6 +22,7 @@ class Inference(BetweenStepsRule):
     """
 
     name = "inference"
+    category = "inference"
     threshold = Threshold(reported=0.05)
     verb = "is spent on"
     phrase = "inference without gradients (rollout, evaluation or generation)"

@@ -9,7 +9,7 @@ from typing import Any
 from lflops.errors import CountError
 from lflops.files import read
 from lflops.inputs.arguments import describe
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 
 _SECTION = "flops_profiler"
 

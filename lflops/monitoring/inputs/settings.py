@@ -18,9 +18,9 @@ from lflops.errors import CountError, HardwareError, ScheduleError
 from lflops.hardware.chips import Hardware, named, names
 from lflops.inputs.arguments import describe, is_whole
 from lflops.monitoring.inputs.training import STAGES
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.profile import Profile
 from lflops.ranks.collect.topology import check_logical
-from lflops.schedule import Schedule
 from lflops.trace.record.tracer import ACTIVITIES, Activity
 
 P = ParamSpec("P")

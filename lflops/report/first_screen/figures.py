@@ -101,7 +101,8 @@ def _other_groups(ledger: Ledger) -> list[str]:
     for group, seconds in ledger.by_group().items():
         if group != "training":
             share = ratio(seconds, ledger.total)
-            others.append(f"{CATEGORIES[group]} {units.percent(share)}")
+            once = " (once)" if group == "start_up" and len(ledger.starts) == 1 else ""
+            others.append(f"{CATEGORIES[group]}{once} {units.percent(share)}")
     return others
 
 

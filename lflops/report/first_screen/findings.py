@@ -44,8 +44,38 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
         return ordered(_with_run_findings(of_step, ledger, profile, IN_OTHER))
     of_step = _of_steps_of_run(of_step, window, times, ledger)
     found = _with_run_findings(of_step, ledger, profile, _in_other(window, times, ledger))
-    return ordered([_of_mean_of_run(finding, times, ledger) for finding in found])
+    of_mean = [_of_mean_of_run(finding, times, ledger) for finding in found]
+    return ordered(_with_thread_in_phase(of_mean, times))
 
+
+def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes) -> list[Finding]:
+    """Report the wait for another thread in the finding about the phase that contains it.
+
+    Users would add up the costs of two findings. The phase contains most of the wait if the rest
+    of the step is too short for half of it.
+    """
+    wait = next((each for each in findings if each.cause == "thread" and each.is_issue), None)
+    if wait is None or wait.seconds is None:
+        return list(findings)
+    for finding in findings:
+        seconds = times.phases.get(finding.cause)
+        if seconds is None or not finding.is_issue:
+            continue
+        if times.steps.mean - seconds <= (1 - _MOSTLY) * wait.seconds:
+            both = replace(
+                finding,
+                sentence=f"{finding.sentence} {_WAIT_IN_PHASE.format(units.duration(wait.seconds))}",
+                fix=f"{finding.fix}. {wait.fix}" if finding.fix else wait.fix,
+            )
+            others = [each for each in findings if each not in (finding, wait)]
+            return [both, *others]
+    return list(findings)
+
+
+_WAIT_IN_PHASE = (
+    "For {} of the step, the training thread waits while another thread of this process computes, "
+    "mostly in this phase."
+)
 
 IN_OTHER = frozenset({"gc", "logging"})
 """Causes whose time is also part of the phase `other` of a window."""

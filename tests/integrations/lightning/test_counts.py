@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import lflops
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
-from lflops.schedule import Schedule
 from tests.support.lightning_runs import (
     CLASSES,
     LIGHTNINGS_WARNINGS,

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import lflops
 from lflops.integrations.lightning.monitor import FlopsMonitor
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.integrations.lightning.test_endings import Around
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, watching

@@ -16,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 import lflops
 from lflops.analysis.analysis import analyze
 from lflops.integrations.lightning.monitor import FlopsMonitor
+from lflops.monitoring.schedule import Schedule
 from lflops.monitoring.window import step_timer
 from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.profile import Profile
-from lflops.schedule import Schedule
 from lflops.timing import clock as module_clock
 from lflops.timing.clock import ThreadSchedule, UncontendedClock
 from lflops.timing.module_hooks import ModuleTimer

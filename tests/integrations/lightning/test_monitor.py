@@ -30,7 +30,7 @@ from lflops.errors import CountError, ScheduleError
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.integrations.lightning.trainer_phases import phases_of
 from lflops.monitoring.run import OPEN
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.support.lightning_runs import (
     LIGHTNINGS_WARNINGS,
     QUIET,

@@ -14,7 +14,7 @@ from lflops.memory.snapshots.explain import explain
 from lflops.memory.snapshots.holders import phase_of
 from lflops.memory.snapshots.read import snapshot_of
 from lflops.monitoring.outputs.out_of_memory import OutOfMemory, ran_out_of_memory, report_lines
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.memory.snapshots.test_causes import logits
 from tests.support.lightning_runs import (
     CLASSES,

@@ -31,12 +31,12 @@ from lflops.analysis.analysis import analyze
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.monitoring import window_publisher as results
 from lflops.monitoring.outputs.loggers import TensorBoardOutput, markdown_of, module_scalars
+from lflops.monitoring.schedule import Schedule
 from lflops.monitoring.window import step_timer
 from lflops.profile.profile import Profile
 from lflops.report.html import page
 from lflops.report.log_text import log_text
 from lflops.report.payload.payload import payload
-from lflops.schedule import Schedule
 from lflops.tensorboard.payload_event import unpacked
 from tests.integrations.lightning.test_endings import Ending, raises
 from tests.support.fake_clock import StillClock, TickingClock, use_clock

@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import lflops
 from lflops import Hardware
+from lflops.monitoring.schedule import Schedule
 from lflops.monitoring.window.counting_step import CountingStepMode
-from lflops.schedule import Schedule
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.cpu_stand_ins import packed_attention_kernels
 from tests.support.fake_clock import StillClock, use_clock

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lflops.schedule import Schedule
+from lflops.monitoring.schedule import Schedule
 from tests.support.compilers import ENTERED_MODES_END_COMPILATION, Backend
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, Validated, fit, watching
 from tests.support.process_state import Facts, bits, differences, random_numbers

@@ -24,9 +24,9 @@ import lflops
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.integrations.lightning.trainer_phases import phases_of
 from lflops.monitoring import session
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
-from lflops.schedule import Schedule
 from tests.integrations.lightning.test_endings import Around
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.support.fake_clock import StillClock, use_clock

@@ -29,9 +29,9 @@ from torch.profiler import ProfilerActivity, record_function, schedule
 
 from lflops.integrations.lightning.monitor import FlopsMonitor
 from lflops.integrations.lightning.training import RUNS
+from lflops.monitoring.schedule import Schedule
 from lflops.monitoring.window import traced_steps as tracing
 from lflops.profile.profile import Profile
-from lflops.schedule import Schedule
 from lflops.trace.annotate import PROCESS
 from lflops.trace.annotate_in_background import AnnotationProcess
 from lflops.trace.record.tracer import other_profiler_runs

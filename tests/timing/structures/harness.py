@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 import lflops
+from lflops.monitoring.schedule import Schedule
 from lflops.profile.profile import Profile
 from lflops.profile.records import PHASES
-from lflops.schedule import Schedule
 from tests.support.fake_clock import StillClock
 from tests.support.timed_modules import Part
 

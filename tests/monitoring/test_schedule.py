@@ -11,7 +11,7 @@ import pytest
 from torch.profiler import ProfilerAction, schedule as torchs_schedule
 
 from lflops.errors import ScheduleError
-from lflops.schedule import Plan, Position, Schedule
+from lflops.monitoring.schedule import Plan, Position, Schedule
 
 PHASES = {
     ProfilerAction.NONE: {"wait", "over"},
