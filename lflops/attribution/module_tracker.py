@@ -281,6 +281,9 @@ class ModuleTracker:
         self._phase = phase
         self._follow = follow
         self._round = 0
+        # Whether a module was called, and then an optimizer made a step. Until a module is called
+        # again, operators outside all modules are no part of a forward pass.
+        self._has_updated = False
         self._local = ThreadLocal()
         # The segments and the calls of each thread, in the same order. The home thread is the
         # first, because `begin` adds it.
@@ -347,9 +350,9 @@ class ModuleTracker:
         else:
             fqn = ""
             phase = self._phase
-            # A differentiable operator is part of forward. Other operators are, for example,
-            # gradient clipping, averages or metrics.
-            if torch.is_grad_enabled():
+            # A differentiable operator is part of forward, until an optimizer has used the
+            # gradients. Other operators are, for example, gradient clipping, averages or metrics.
+            if torch.is_grad_enabled() and not self._has_updated:
                 for tensor in tensors_in(operands):
                     if tensor.requires_grad:
                         phase = "forward"
@@ -482,6 +485,8 @@ class ModuleTracker:
 
     def leave_step(self, optimizer: Optimizer | None) -> None:
         """Leave an optimizer step, and all steps inside it that an exception has left."""
+        if optimizer is not None and self._round:
+            self._has_updated = True
         steps = self._local.state.steps
         while steps and steps.pop()[0] is not optimizer:
             pass
@@ -518,6 +523,7 @@ class ModuleTracker:
         # `_running` has just removed the frames that were left by an exception.
         if backward == NO_BACKWARD and not state.stack:
             self._round += 1
+            self._has_updated = False
             if self.optimizer is None:
                 self._phase = "forward"
             if self._follow is not None and threading.get_ident() != self.home:

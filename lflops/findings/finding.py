@@ -13,6 +13,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     Attributes:
         cause: Name of the rule that found the reason.
         sentence: A sentence that names the reason and its cost.
+        title: A few words for the reason and its place. Empty if they are the usual words for the
+            cause, followed by the module or the place.
         module: Name of the module in which the time is spent, or the pattern of several modules,
             such as `layers.*.mlp`. Empty for the root, or if the time is in no particular module.
         place: Other code in which most of the time is spent, such as the hook of a callback. Empty
@@ -38,6 +40,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     cause: str
     sentence: str
+    title: str = ""
     module: str = ""
     place: str = ""
     rank: int | None = None

@@ -48,7 +48,7 @@ from lflops.findings.rules.precision import UnusedTensorCores, WideDtype
 from lflops.findings.rules.python_code import PythonCode
 from lflops.findings.rules.python_loops import PythonLoop
 from lflops.findings.rules.recomputation import Recomputation
-from lflops.findings.rules.repeated_backward import RepeatedBackward
+from lflops.findings.rules.repeated_backward import FurtherDerivatives, RepeatedBackward
 from lflops.findings.rules.sleep import SleepingThread
 from lflops.findings.rules.slow_module import MoreOperators, SlowModule
 from lflops.findings.rules.slow_rank import AlternatingStragglers, SlowRank
@@ -133,6 +133,7 @@ WORK_RULES: tuple[StepRule, ...] = (
     AllOfForward(),
     AllOfBackward(),
     RepeatedBackward(),
+    FurtherDerivatives(),
     UnusedTensorCores(),
     Recomputation(),
     FrozenLayers(),

@@ -178,6 +178,7 @@ class StepRule(Rule):
             cause=self.name,
             sentence=said,
             module=candidate.module,
+            title=filled(self.title_for(candidate), self.words(candidate, step)),
             place=self.place_of(candidate, step),
             rank=candidate.rank,
             phase=candidate.phase,
@@ -189,6 +190,13 @@ class StepRule(Rule):
             operators=candidate.operators,
             right=self.right if is_issue and has_track_record else None,
         )
+
+    def title_for(self, candidate: Candidate) -> str:
+        """Return a few words for the reason and its place, with placeholders in braces.
+
+        The default is the empty string: reports then show the usual words for the rule.
+        """
+        return ""
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
         """Return the code outside of modules, such as a hook, that takes most of the cost.

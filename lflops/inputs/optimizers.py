@@ -1,12 +1,25 @@
 """Describe an optimizer: its class, and whether its step uses fused or foreach kernels."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
 
 from lflops.profile.profile import OptimizerSettings
+
+
+def settings_of_all(optimizers: Iterable[Optimizer]) -> tuple[OptimizerSettings, ...]:
+    """Return the different settings of optimizers, those with the most parameters first."""
+    largest_first = sorted(optimizers, key=_number_of_parameters, reverse=True)
+    return tuple(dict.fromkeys(map(settings_of, largest_first)))
+
+
+def _number_of_parameters(optimizer: Optimizer) -> int:
+    number = 0
+    for group in optimizer.param_groups:
+        number += sum(parameter.numel() for parameter in group["params"])
+    return number
 
 
 def settings_of(optimizer: Optimizer) -> OptimizerSettings:

@@ -562,7 +562,10 @@ def _units_of_batch(profile: Profile) -> str:
     parts = []
     missing = []
     if run.samples_per_step is not None:
-        parts.append(_with_source(run.samples_per_step, "sample", run.samples_from or ""))
+        source = run.samples_from or ""
+        if (run.accumulation or 1) > 1:
+            source = joined(f"{run.accumulation} batches", source, separator=": ")
+        parts.append(_with_source(run.samples_per_step, "sample", source))
     else:
         missing.append("samples")
     if run.tokens_per_step is not None:

@@ -142,7 +142,7 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
         findings=tuple(findings),
         why=issues or rest,
         also=rest if issues else (),
-        next=_advice(findings, status),
+        next=_advice(findings),
         caveat=_caveat(status, unseen),
         confidence=confidence,
     )
@@ -159,15 +159,12 @@ def _caveat(status: Status, unseen: str | None) -> str:
     return f"cannot tell whether anything is wrong{because}"
 
 
-def _advice(findings: Iterable[Finding], status: Status) -> tuple[str, ...]:
+def _advice(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Return advice on issues and on other findings with large costs, in the given order."""
     advice: dict[str, None] = {}
     for finding in findings:
         is_large = finding.share is not None and finding.share >= LARGE_SHARE
-        deserves_advice = (
-            finding.is_issue or finding.share is None or (is_large and status != "cannot tell")
-        )
-        if finding.fix and deserves_advice:
+        if finding.fix and (finding.is_issue or finding.share is None or is_large):
             advice[f"{finding.fix}."] = None
     return tuple(advice)
 

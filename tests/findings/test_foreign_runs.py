@@ -195,7 +195,8 @@ def test_rollouts_are_no_validation() -> None:
     assert {"inference"} == found.keys()
     assert (
         "60.0 % of the training loop's time (1.20 s per step) is spent on inference without "
-        "gradients (rollout, evaluation or generation) between steps." == found["inference"].sentence
+        "gradients (rollout, evaluation or generation) between steps."
+        == found["inference"].sentence
     )
     assert not found["inference"].is_issue
 
@@ -773,6 +774,29 @@ def test_modules_of_one_class_have_one_finding() -> None:
     assert "60.0 % of the step (60.0 ms)" in found.sentence
     assert "is spent in 3 modules of the class LayerNorm, such as last" in found.sentence
     assert 60e-3 == pytest.approx(found.seconds)
+    assert "operators without matmuls in 3 LayerNorm modules" == found.title
+    assert found.fix.startswith("Fuse the operator of the 3 LayerNorm modules with")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "module", "cost"),
+    [((15e-3, 15e-3), "layers.*", 30e-3), ((25e-3, 5e-3), "layers.0", 25e-3)],
+)
+def test_one_of_two_repeated_modules_is_named_alone_only_if_it_takes_much_longer(
+    seconds: tuple[float, float], module: str, cost: float
+) -> None:
+    """One of two equal modules always takes half of their time."""
+    given = repeated(*seconds, on_core=1.0)
+    rows = dict(given.modules)
+    for name in ("layers.0", "layers.1"):
+        rows[name] = replace(rows[name], class_name="GELU")
+    cells = [cell(f"layers.{number}", "gelu", "forward", calls=1) for number in range(2)]
+    counted = replace(given, modules=rows, op_counts=(*given.op_counts, *cells))
+    forward = {name: replace(row.forward, self_calls=1) for name, row in rows.items()}
+    rows |= {name: replace(rows[name], forward=forward[name]) for name in ("layers.0", "layers.1")}
+    found = findings(replace(counted, modules=rows))["no_products"]
+    assert module == found.module
+    assert cost == pytest.approx(found.seconds, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -951,6 +975,7 @@ def test_forward_hooks_on_the_layers_of_a_module_are_named(
     found = findings(hooked(given, "forward_hooks", "b.inner"))["no_products"]
     assert "in b (GELU) itself or in forward hooks, in gelu" in found.sentence
     assert is_issue == ("hooks on b or its layers work only every N steps" in found.fix)
+    assert is_issue == ("forward hooks in b" == found.title)
     assert is_issue == found.is_issue
     # With a hook on only one of three layers, the operators are those of `b`.
     more = with_layers(given, "b.inner", "b.other", "b.another")

@@ -395,6 +395,46 @@ def test_an_update_is_the_same_work_however_it_is_run(name: str, how: dict[str, 
     assert (each + more) * (100 * 50 + 50) == step(build, options | how)
 
 
+def test_work_on_parameters_after_the_update_is_no_forward_pass() -> None:
+    """Statistics of the weights are often logged after the optimizer's step.
+
+    A mean over 100 × 50 weights adds them up. Before the model is called, and after the update, it
+    counts as `other`. The loss after a second call counts as forward again.
+    """
+    model = torch.nn.Linear(100, 50, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def forward_calls(*, logs: bool, calls_again: bool) -> int:
+        with lflops.counting(model) as counted:
+            model(fixed(3, 100)).sum().backward()
+            optimizer.step()
+            if logs:
+                model.weight.mean()
+            if calls_again:
+                model(fixed(3, 100)).sum()
+        return counted.profile.modules[""].forward.calls
+
+    once = forward_calls(logs=False, calls_again=False)
+    assert once == forward_calls(logs=True, calls_again=False)
+    twice = forward_calls(logs=False, calls_again=True)
+    assert once < twice
+    assert twice == forward_calls(logs=True, calls_again=True)
+
+
+def test_the_optimizer_with_the_most_parameters_is_listed_first() -> None:
+    """Advice is about the first optimizer that can be improved, so it must be the largest."""
+    model = torch.nn.Linear(100, 50)
+    weight = torch.nn.Parameter(torch.ones(5))
+    small = torch.optim.SGD([weight], lr=0.1)
+    large = torch.optim.Adam(model.parameters())
+    with lflops.counting(model) as counted:
+        (model(fixed(3, 100)).sum() * weight.sum()).backward()
+        small.step()
+        large.step()
+    names = [each.class_name for each in counted.profile.run.optimizers]
+    assert ["Adam", "SGD"] == names
+
+
 @pytest.mark.skipif(
     not hasattr(torch.ops.aten, "linalg__powsum"), reason="older than what the convention speaks of"
 )

@@ -14,6 +14,7 @@ from lflops.findings.finding import Finding
 from lflops.findings.stalls import stalls_in, stalls_of
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
+from lflops.monitoring.outputs.loggers import log_run
 from lflops.profile.profile import Profile
 from lflops.profile.records import Trace, TracedOperator
 from lflops.report.first_screen.findings import findings_of
@@ -21,6 +22,7 @@ from lflops.report.first_screen.screen import FirstScreen, first_screen
 from lflops.report.first_screen.step_times import times_of, unlike_window, work_ratio
 from lflops.report.first_screen.text import first_screen_rows, sparkline
 from lflops.report.first_screen.window import window_summary
+from lflops.report.ledger import has_losses
 from lflops.report.payload.payload import encoded_run, payload, run_shown
 from lflops.report.verdict import unseen_because
 from tests.support.ledgers import write_resumed_run
@@ -189,8 +191,8 @@ def test_a_cost_outside_all_phases_was_measured_in_all_steps() -> None:
 @pytest.mark.parametrize(
     ("slow", "rhythm"),
     [
-        ({5, 25, 45}, ": 2.40 s every 20th step."),
-        ({5, 26, 45}, ": 2.40 s in 3 of 60 steps."),
+        ({5, 25, 45}, ": 2.40 s every 20th step, 60.0 ms in the other steps."),
+        ({5, 26, 45}, ": 2.40 s in 3 of 60 steps, 60.0 ms in the other steps."),
         ({5, 25}, "."),
     ],
 )
@@ -652,7 +654,7 @@ def test_show_of_a_folder_begins_with_the_run(
     assert 0 == main(["show", str(tmp_path)])
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith("run Linear · 20 steps · 1 min 0 s")
-    assert "step 1.10 s mean of 20 unprofiled steps of the run" in text
+    assert "step 1.10 s, mean of 20 unprofiled steps of the run" in text
     assert "step of the window 300 ms" in text
     assert 0 == main(["show", str(tmp_path), "--json"])
     screen = json.decode(capsys.readouterr().out)["first_screen"]
@@ -967,3 +969,26 @@ def test_a_thread_that_mostly_delays_one_phase_is_reported_with_this_phase(
     assert is_within != ("thread" in found)
     assert is_within == ("For 700 ms of the step" in found["other"].sentence)
     assert is_within == found["other"].fix.endswith("Find the thread")
+
+
+def test_the_overview_does_not_refer_to_notes_below() -> None:
+    """The log ends with the overview, so there are no notes below it."""
+    window = ran({"fc": 0.1}, steps=clean(*[0.3] * 9, forward=0.6, backward=0.4))
+    summary = window_summary(analyze(window))
+    with_note = replace(summary, confidence=(*summary.confidence, "1 note below"))
+    why = first_screen(with_note, ledger(steps(*STALLS))).confidence.why
+    assert why
+    assert not [text for text in why if "below" in text]
+
+
+def test_a_run_with_an_issue_ends_with_a_summary() -> None:
+    """Checkpoints of 2 s are 18 % of a short run, an issue, but no large loss of time."""
+    said: list[str] = []
+    run = ledger(steps(*[0.0] * 30), checkpoint_save=2.0)
+    assert not has_losses(run)
+    log_run(run, None, None, said.append)
+    (text,) = said
+    assert "Saving checkpoints: a fix saves at most 66.7 ms per step" in text
+    quiet: list[str] = []
+    log_run(ledger(steps(*[0.0] * 30)), None, None, quiet.append)
+    assert [] == quiet

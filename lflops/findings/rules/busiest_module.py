@@ -17,6 +17,7 @@ class BusiestModule(StepRule):
     """
 
     name = "busiest"
+    title = "busiest module: {where}{class}"
     sentence = "Among the modules, the most time is spent in {where}{class}: {cost}."
     sentence_without_peak = (
         "Among the modules, the most time is spent in {where}{class}: {cost}. The chip's peak is "
@@ -36,7 +37,7 @@ class BusiestModule(StepRule):
         most = below_root[0] if below_root else step.busiest[0]
         found = {step.patterns.get(each.module, each.module) for each in earlier}
         if not most.pattern or most.pattern not in found:
-            facts: Facts = {"class": in_brackets(most.kind) if most.name else ""}
+            facts: Facts = {"class": in_brackets(most.kind, most.name) if most.name else ""}
             yield Candidate(
                 rule=self,
                 seconds=most.seconds,
@@ -44,6 +45,9 @@ class BusiestModule(StepRule):
                 facts=facts,
                 is_rest=bool(earlier),
             )
+
+    def title_for(self, candidate: Candidate) -> str:
+        return self.title
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence_without_peak if candidate.is_rest else self.sentence

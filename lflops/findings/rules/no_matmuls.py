@@ -12,7 +12,13 @@ from lflops.findings.rules.gradient_hooks import GradientHooks, hooked_patterns
 from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
 
 MAIN_SHARE = 0.5
-"""If one of several repeated modules takes at least this share of their time, it is named alone."""
+"""If one of several repeated modules takes at least this share of their time, it is named alone.
+
+It must also take `TIMES_ITS_PART` times as long as the mean of them, because one of two equal
+modules always takes half of their time.
+"""
+
+TIMES_ITS_PART = 1.5
 
 LONG_BACKWARD = 1e-3
 """Python code in a module's backward can be an issue if a call takes at least this many seconds."""
@@ -65,6 +71,16 @@ class OwnCode:
         is_forward = self.more_in_forward - explained >= MAIN_SHARE * seconds
         return is_forward and self.has_hooks(seconds)
 
+    def operators_in(self, seconds: float, *, is_python: bool) -> str:
+        """Return the end of the sentence about `seconds` in this code, which names its operators.
+
+        If Python code takes most of the time, operators of unknown time are not named.
+        """
+        is_explained = self.operators.explains(seconds)
+        if is_python and is_explained and not self.operators.are_traced(seconds):
+            return ""
+        return self.operators.within(seconds)
+
     def is_python(self, seconds: float) -> bool:
         """Return whether Python code of the user takes most of the given seconds in backward."""
         is_long = seconds >= LONG_BACKWARD * max(self.calls, 1)
@@ -82,6 +98,9 @@ class NoMatmuls(StepRule):
 
     name = "no_products"
     threshold = Threshold(share=0.10, reported=0.05)
+    title = "operators without matmuls in {modules}"
+    title_of_hooks = "forward hooks in {modules}"
+    title_of_other_code = "Python code in {modules}"
     sentence = "{Cost} is spent in {where}{class} itself{hooks}{operators}."
     sentence_of_class = (
         "{Cost} is spent in {number} modules of the class {class}, such as {where}"
@@ -142,7 +161,9 @@ class NoMatmuls(StepRule):
         seconds = sum(modules.seconds for modules in equal)
         elsewhere = sum(in_python.get(pattern, 0.0) for pattern in patterns)
         is_several = len(equal) > 1 or main.modules > 1
-        if is_several and main.slowest_seconds >= MAIN_SHARE * seconds:
+        number = sum(modules.modules for modules in equal)
+        least_share = max(MAIN_SHARE, TIMES_ITS_PART / number)
+        if is_several and main.slowest_seconds >= least_share * seconds:
             places = [main.slowest]
             seconds = main.slowest_seconds
             elsewhere = in_python.get(main.pattern, 0.0) * seconds / main.seconds
@@ -150,29 +171,43 @@ class NoMatmuls(StepRule):
         seconds -= elsewhere
         code = own_code(places, step)
         is_in_hooks = code.is_in_hooks(seconds, elsewhere)
-        number = sum(modules.modules for modules in equal) if len(places) > 1 else 1
+        is_python = code.is_python(seconds)
+        is_one_place = len(places) == 1
         facts: Facts = {
-            "class": main.kind if number > 1 else in_brackets(main.kind),
+            "class": in_brackets(main.kind, places[0]) if is_one_place else main.kind,
             "number": number,
-            "operators": code.operators.within(seconds),
+            "modules": places[0] if is_one_place else f"{number} {main.kind} modules",
+            "is_one_place": is_one_place,
+            "operators": code.operators_in(seconds, is_python=is_in_hooks or is_python),
             "pass": code.slower,
             "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
             "calls": units.count(own_code(places[:1], step).operators.calls),
-            "is_python": is_in_hooks or code.is_python(seconds),
+            "is_python": is_in_hooks or is_python,
+            "title": self._title_of(is_python=is_python, is_in_hooks=is_in_hooks),
             "fix": self._fix_of(code, seconds, is_in_hooks=is_in_hooks),
         }
         times = code.operators.times(seconds)
         return Candidate(rule=self, seconds=seconds, module=places[0], facts=facts, operators=times)
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        is_one_place = candidate.facts["number"] == 1
-        return self.sentence if is_one_place else self.sentence_of_class
+        return self.sentence if candidate.facts["is_one_place"] else self.sentence_of_class
 
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         return step.is_on_cpu and bool(candidate.facts["is_python"])
 
+    def title_for(self, candidate: Candidate) -> str:
+        return str(candidate.facts["title"])
+
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
-        return str(candidate.facts["fix"])
+        fix = str(candidate.facts["fix"])
+        if candidate.facts["is_one_place"]:
+            return fix
+        return fix.replace("{where}", "the {modules}")
+
+    def _title_of(self, *, is_python: bool, is_in_hooks: bool) -> str:
+        if is_in_hooks:
+            return self.title_of_hooks
+        return self.title_of_other_code if is_python else self.title
 
     def _fix_of(self, code: OwnCode, seconds: float, *, is_in_hooks: bool) -> str:
         if is_in_hooks:

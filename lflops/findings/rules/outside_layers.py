@@ -70,6 +70,9 @@ class OutsideLayers(ModuleRule):
             operators = step.operator_times.of({""}, _phases_outside(step, seconds))
             times = operators.times(seconds)
             in_operators = operators.within(seconds)
+            are_blamed = operators.explains(seconds) and not operators.are_traced(seconds)
+            if are_blamed and _is_python(seconds, step):
+                in_operators = ""
             if _has_reference_model(step.root):
                 times = {}
                 in_operators = (
@@ -90,7 +93,7 @@ class OutsideLayers(ModuleRule):
     def is_confirmed(self, candidate: Candidate, step: StepEvidence) -> bool:
         if ModulePhase("", "forward") in step.profile.waits:
             return False
-        return _is_python(candidate, step)
+        return _is_python(candidate.seconds or 0.0, step)
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence if step.is_lightning else self.sentence_of_custom_loop
@@ -98,7 +101,7 @@ class OutsideLayers(ModuleRule):
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         if candidate.facts["hooks"]:
             return self.fix_of_hooks
-        if not _is_python(candidate, step):
+        if not _is_python(candidate.seconds or 0.0, step):
             is_explained = candidate.facts["is_explained"]
             if is_explained and candidate.facts["has_loop"]:
                 return self.fix_of_loop
@@ -142,8 +145,8 @@ def _phases_outside(step: StepEvidence, seconds: float) -> set[Phase]:
     return with_other if is_explained else passes
 
 
-def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
-    """Return whether Python code takes most of the time outside the layers.
+def _is_python(seconds: float, step: StepEvidence) -> bool:
+    """Return whether Python code takes most of the given seconds outside the layers.
 
     Only forward is examined, because code that runs in backward has its own rules. If the time of
     forward or of its operators is unknown, the result is true only if there is a step breakdown.
@@ -151,11 +154,11 @@ def _is_python(candidate: Candidate, step: StepEvidence) -> bool:
     forward = step.root.forward.self_seconds
     if forward is None or not step.profile.is_counted:
         return step.breakdown is not None
-    phases = _phases_outside(step, candidate.seconds or 0.0) - {"backward"}
+    phases = _phases_outside(step, seconds) - {"backward"}
     operators = step.operator_times.of({""}, phases)
     python = forward.median + step.seconds_around_model - operators.seconds
     python -= calling_seconds("", step) + step.sleeping_in("")
-    return python >= PYTHON_SHARE * (candidate.seconds or 0.0)
+    return python >= PYTHON_SHARE * seconds
 
 
 def _has_reference_model(root: ModuleProfile) -> bool:

@@ -116,6 +116,9 @@ def modules_of(candidates: Iterable[Candidate], step: StepEvidence) -> set[str]:
     return names
 
 
-def in_brackets(class_name: str) -> str:
-    """Format the class of a module, such as ` (GELU)`. If it is unknown, return an empty string."""
-    return f" ({class_name})" if class_name else ""
+def in_brackets(class_name: str, module: str = "") -> str:
+    """Format the class of a module, such as ` (GELU)`.
+
+    Returns an empty string if the class is unknown, or if the module has the same name.
+    """
+    return f" ({class_name})" if class_name and class_name != module else ""

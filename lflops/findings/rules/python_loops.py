@@ -35,7 +35,7 @@ class PythonLoop(StepRule):
             if not modules.pattern or not modules.macs or not is_loop or modules.pattern in found:
                 continue
             facts: Facts = {
-                "class": in_brackets(modules.kind),
+                "class": in_brackets(modules.kind, modules.name),
                 "calls": units.count(code.operators.calls),
             }
             candidate = Candidate(

@@ -1,4 +1,4 @@
-"""The rule about backward passes that run more often than necessary."""
+"""Rules about backward passes that run more often than usual."""
 
 from collections.abc import Iterable, Sequence
 
@@ -19,6 +19,44 @@ Attention comes closest to this ratio: it has five matmuls in backward and two i
 ratio is exceeded, the backward operator has no counterpart in forward. The MACs of forward and
 backward then cannot be compared, and nothing is reported.
 """
+
+
+class FurtherDerivatives(StepRule):
+    """The step computes derivatives in addition to the gradients of the parameters.
+
+    Examples are gradient penalties, and the norms of the gradients of several losses, which
+    `torch.autograd.grad` or `create_graph=True` computes. This finding is never an issue, because
+    the training may need these derivatives.
+    """
+
+    name = "derivatives"
+    threshold = Threshold(reported=0.05)
+    sentence = (
+        "{Cost} is spent on derivatives that torch.autograd.grad or create_graph=True computes in "
+        "addition to the gradients: backward has {ratio:times} as many MACs as forward, where "
+        "twice as many are usual."
+    )
+    fix = (
+        "Compute the additional derivatives only in some of the steps, or for fewer layers, if the "
+        "training allows it"
+    )
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        forward = step.root.forward.macs
+        backward = step.root.backward.macs
+        timed = step.root.backward.seconds
+        if not step.profile.run.takes_derivatives or timed is None:
+            return
+        if not forward or backward < LARGE_RATIO * forward:
+            return
+        facts: Facts = {"ratio": backward / forward}
+        seconds = timed.median * _needless_share(forward, backward)
+        yield Candidate(rule=self, seconds=seconds, facts=facts)
+
+
+def _needless_share(forward: int, backward: int) -> float:
+    """Return the share of backward's MACs beyond the usual ratio."""
+    return 1 - USUAL_RATIO * forward / backward
 
 
 class RepeatedBackward(StepRule):
@@ -52,9 +90,8 @@ class RepeatedBackward(StepRule):
             return
         if _largest_call(step, "backward") > LARGEST_CALL * _largest_call(step, "forward"):
             return
-        needless = 1 - USUAL_RATIO * forward / backward
         facts: Facts = {"ratio": backward / forward}
-        seconds = step.times.phases.get("backward", 0.0) * needless
+        seconds = step.times.phases.get("backward", 0.0) * _needless_share(forward, backward)
         yield Candidate(rule=self, seconds=seconds, facts=facts)
 
 

@@ -24,6 +24,7 @@ from lflops.analysis.utilization import MODEL_PHASES, flops_per_second
 from lflops.errors import CountError
 from lflops.extras import offered
 from lflops.files import read, write_whole
+from lflops.findings.finding import first_issue
 from lflops.inputs.arguments import describe
 from lflops.ledger.account import Ledger
 from lflops.monitoring.inputs.messages import Failures
@@ -35,6 +36,7 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES, median_of
 from lflops.profile.series import multiplied
 from lflops.report import html as page
+from lflops.report.first_screen.findings import findings_of
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.text import first_screen_markdown, first_screen_rows
 from lflops.report.first_screen.window import WindowSummary, window_summary
@@ -727,15 +729,14 @@ def log_run(
 ) -> None:
     """Log a summary of the whole run.
 
-    If the run had no window, and lost neither much time nor much memory, the summary is one line
-    that names the folder. Such a run gets no summary if it has no folder or no steps.
+    If the run had no window, no issue, and lost neither much time nor much memory, the summary is
+    one line that names the folder. Such a run gets no summary if it has no folder or no steps.
     """
-    if window is None and not has_losses(ledger):
+    has_issue = first_issue(findings_of(window, ledger)) is not None
+    if window is None and not has_issue and not has_losses(ledger):
         if paths is not None and ledger.steps:
             where = shlex.quote(str(paths.profiles))
-            say(
-                f"lflops: the run has ended: {headline(ledger)}; to see more: lflops ledger {where}"
-            )
+            say(f"lflops: the run has ended: {headline(ledger)}; to see more: lflops why {where}")
         return
     lines = ["lflops: the run has ended"]
     for label, text in first_screen_rows(first_screen(window, ledger), ledger):

@@ -42,7 +42,6 @@ PROVEN_SHARE = 0.65
 
 
 CAUSES_WITHOUT_CARD = {
-    "busiest",
     "all_backward",
     "all_forward",
     "ideal_compute",
@@ -169,6 +168,8 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
         stalls = stalls_of(ledger)
         if stalls is not None:
             return f"Data loading stalls {stalls.often}"
+    if finding.title:
+        return f"{finding.title[0].upper()}{finding.title[1:]}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
     if finding.rank is not None:
         title = f"rank {finding.rank} is slow"

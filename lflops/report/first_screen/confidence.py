@@ -48,7 +48,8 @@ def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confid
         # The first text has the number of timed steps, which is smaller than the number of steps in
         # the run.
         doubts[0] = f"the window has {doubts[0]}"
-    why += doubts
+    # The log has no notes. `lflops show` and the page show them anyway.
+    why += [text for text in doubts if not text.endswith(" below")]
     unlike = unlike_window(window, ledger)
     if unlike:
         why.append(unlike)

@@ -268,12 +268,25 @@ def _with_rhythm_of_run(
 def _rhythm(phase: str, ledger: Ledger, cost: float) -> str:
     """Describe how long and how often a phase stalls in the run: `: 1.20 s every 3rd step`.
 
-    Returns an empty text if the stalls do not explain most of the cost, in seconds per step.
+    If the other steps have a considerable part of the cost, their time follows. Returns an empty
+    text if the stalls do not explain most of the cost, in seconds per step.
     """
     stalls = stalls_of(ledger, phase)
-    if stalls is None or stalls.seconds * stalls.share < _MOSTLY * cost:
+    if stalls is None:
         return ""
-    return f": {units.duration(stalls.seconds)} {stalls.often}"
+    cost_of_stalls = stalls.seconds * stalls.share
+    if cost_of_stalls < _MOSTLY * cost:
+        return ""
+    rhythm = f": {units.duration(stalls.seconds)} {stalls.often}"
+    in_others = cost - cost_of_stalls
+    if in_others < _LEAST_IN_OTHER_STEPS * cost:
+        return rhythm
+    each = in_others / (1 - stalls.share)
+    return f"{rhythm}, {units.duration(each)} in the other steps"
+
+
+_LEAST_IN_OTHER_STEPS = 0.1
+"""Share of a cost from which the text says how much of it is in the steps without a stall."""
 
 
 def _cost(share: float | None, seconds: float | None) -> str:

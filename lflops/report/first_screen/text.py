@@ -33,7 +33,9 @@ def first_screen_rows(
     yield "run", _SEPARATOR.join([screen.title, *screen.header])
     figures = []
     for fact in screen.figures:
-        figures.append(f"{fact.label} {joined(fact.text, fact.remark, separator=' ')}")
+        # Remarks such as `of 19.5 s` continue the value, and other remarks explain it.
+        separator = " " if fact.remark.startswith("of ") else ", "
+        figures.append(f"{fact.label} {joined(fact.text, fact.remark, separator=separator)}")
     yield from label_first("figures", figures)
     if screen.trained:
         yield "time", screen.trained

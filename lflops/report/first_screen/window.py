@@ -88,7 +88,7 @@ def window_summary(analysis: Analysis) -> WindowSummary:
     chip = analysis.chip
     rate = reached.flops_per_second
     flops = None
-    if rate is not None and times.mean is not None:
+    if rate and times.mean is not None:
         flops = rate * times.mean
     usable = None
     if chip is not None:
@@ -99,7 +99,7 @@ def window_summary(analysis: Analysis) -> WindowSummary:
         if fact is not None and fact.value is not None:
             rates.append(fact)
     return WindowSummary(
-        title=profile.modules[""].class_name or "a script",
+        title=_title(profile),
         device=" and ".join(device_names(profile)),
         mean=times.mean,
         phases=times.parts,
@@ -131,6 +131,14 @@ def window_summary(analysis: Analysis) -> WindowSummary:
             timelines=(),
         ),
     )
+
+
+def _title(profile: Profile) -> str:
+    """Return the class of the model. If a loop trains several models, return their names."""
+    title = profile.modules[""].class_name
+    if title == "ModuleDict" and profile.run.monitor != "FlopsMonitor":
+        return " and ".join(name for name in profile.modules if name and "." not in name)
+    return title or "a script"
 
 
 def _hint(analysis: Analysis) -> str:
