@@ -131,6 +131,14 @@ class StepEvidence:
         return self.profile.run.device_type == "cpu"
 
     @property
+    def can_fuse(self) -> bool:
+        """Return whether advice to fuse operators with torch.compile makes sense.
+
+        Compiled code does not support second derivatives or several backward passes.
+        """
+        return not self.profile.run.takes_derivatives
+
+    @property
     def is_lightning(self) -> bool:
         """Return whether Lightning runs the training loop."""
         return is_lightning(self.profile.run)

@@ -66,6 +66,9 @@ class MemoryBoundWork(PartRule):
     phrase = "memory-bound work"
     fix = "Fuse the operators of {where}, for example with torch.compile"
 
+    def part_fix(self, step: StepEvidence) -> str:
+        return self.fix if step.can_fuse else ""
+
     def phrase_for(self, step: StepEvidence) -> str:
         main = list(_main_modules(step))
         if not main:

@@ -184,7 +184,7 @@ class NoMatmuls(StepRule):
             "calls": units.count(own_code(places[:1], step).operators.calls),
             "is_python": is_in_hooks or is_python,
             "title": self._title_of(is_python=is_python, is_in_hooks=is_in_hooks),
-            "fix": self._fix_of(code, seconds, is_in_hooks=is_in_hooks),
+            "fix": self._fix_of(code, seconds, step, is_in_hooks=is_in_hooks),
         }
         times = code.operators.times(seconds)
         return Candidate(rule=self, seconds=seconds, module=places[0], facts=facts, operators=times)
@@ -209,7 +209,9 @@ class NoMatmuls(StepRule):
             return self.title_of_hooks
         return self.title_of_other_code if is_python else self.title
 
-    def _fix_of(self, code: OwnCode, seconds: float, *, is_in_hooks: bool) -> str:
+    def _fix_of(
+        self, code: OwnCode, seconds: float, step: StepEvidence, *, is_in_hooks: bool
+    ) -> str:
         if is_in_hooks:
             return self.fix_of_hooks
         if not code.operators.explains(seconds):
@@ -218,9 +220,8 @@ class NoMatmuls(StepRule):
             return self.fix_of_loop
         if code.operators.traced and not code.operators.are_traced(seconds):
             return self.fix_if_unknown
-        if code.has_one_operator:
-            return self.fix_of_one_operator
-        return self.fix
+        fix = self.fix_of_one_operator if code.has_one_operator else self.fix
+        return fix if step.can_fuse else ""
 
 
 def own_code(places: Iterable[str], step: StepEvidence) -> OwnCode:

@@ -76,12 +76,13 @@ class SlowOptimizer(PartRule):
             return _advice_about_sparse_gradients(embedding, optimizers)
         if _looped_calls(step.profile):
             return _advice_about_loops(step.root.optimizer.calls)
-        if step.profile.run.monitor == "FlopsCallback":
-            return self.fix_in_transformers
-        if optimizers:
-            advice = _advice_about_arguments(optimizers, is_on_cpu=step.is_on_cpu)
-            return advice or self.fix_of_fast_optimizer
-        return super().advise_in(module, step)
+        if not optimizers:
+            return super().advise_in(module, step)
+        advice = _advice_about_arguments(optimizers, is_on_cpu=step.is_on_cpu)
+        if not advice:
+            return self.fix_of_fast_optimizer
+        is_in_transformers = step.profile.run.monitor == "FlopsCallback"
+        return self.fix_in_transformers if is_in_transformers else advice
 
     def judged_seconds(self, candidate: Candidate, step: StepEvidence) -> float:
         seconds = step.uncontended(self.name, candidate.seconds or 0.0)

@@ -105,7 +105,7 @@ class OutsideLayers(ModuleRule):
             is_explained = candidate.facts["is_explained"]
             if is_explained and candidate.facts["has_loop"]:
                 return self.fix_of_loop
-            return self.fix_of_operators if is_explained else self.fix_if_unknown
+            return self.fix_of_operators if is_explained and step.can_fuse else self.fix_if_unknown
         return self.fix if step.is_lightning else self.fix_of_custom_loop
 
 

@@ -201,7 +201,7 @@ class AutoDetectedPhases(LoopPhases):
     When a model in eval mode is called without gradients, a validation begins if the last batch
     came from a loader other than the training loader. Otherwise the call is inference. The
     validation ends when a model is called for training, when the training loader fetches a batch,
-    or when a loader ends.
+    or when a loader ends. Later calls in eval mode, for example to predict a test set, are inference.
 
     A model in training mode can also be called without gradients, for example to act in a rollout.
     Then only this call is in the phase `inference`. But there are two cases in which such a call is
@@ -534,6 +534,8 @@ class AutoDetectedPhases(LoopPhases):
             # The code after a validation, for example saving a checkpoint, is not part of it.
             if self._is_validating:
                 self._turn(begins=False)
+                # The loader's last batch is used. Later calls without gradients are inference.
+                self._last = self._trains
             if self._trains is not None and (loader is None or loader is self._trains):
                 self._is_between = True
                 self._epoch_ends()

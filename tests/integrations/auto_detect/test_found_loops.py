@@ -522,6 +522,32 @@ for epoch in range(4):
     assert 0 < spent["validation"] < spent["between_epochs"]
 
 
+def test_predictions_after_a_validation_are_inference(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """After the last validation, the script predicts whole tensors, without a data loader.
+
+    In the twin, it predicts nothing.
+    """
+    code = f"""{ASKED}{CALLED}{LOADERS}
+for epoch in range(4):
+    for batch in batches():
+        step(batch)
+    validate()
+model.eval()
+with torch.no_grad():
+    for _ in range(int(sys.argv[2])):
+        model(torch.ones(32, 64))
+"""
+    for calls in ("50", "0"):
+        folder = tmp_path / calls
+        folder.mkdir()
+        ended(warm_python, code, folder, calls)
+        spent = load_run(folder).by_group()
+        assert spent["validation"] > 0
+        assert (calls == "50") == (spent.get("inference", 0.0) > 0)
+
+
 def test_saving_is_a_category_of_its_own(tmp_path: Path, warm_python: WarmPython) -> None:
     """The script saves 40 MB after each step, with nothing else outside the phases."""
     code = f"""{ASKED}
