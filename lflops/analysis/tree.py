@@ -158,9 +158,16 @@ class ModuleRow(Struct, frozen=True, kw_only=True):
         """Return 2 x MACs of one module per second, in a phase or in all phases (`None`).
 
         Only the time of phases with MACs counts. Return `None` if one of these times is unknown.
+        The backward pass of fused attention computes scores again, so it contains the time of this
+        recomputation.
         """
         phases = phases_of(phase)
-        seconds = [self.seconds[name] for name in phases if self.phases[name].macs]
+        timed = []
+        for name in phases:
+            is_in_backward = name == "recompute" and phase is None and self.seconds[name] is None
+            if self.phases[name].macs and not is_in_backward:
+                timed.append(name)
+        seconds = [self.seconds[name] for name in timed]
         if not seconds:
             seconds = [self.seconds[phases[0]]]
         return flops_per_second(self.one(phase).macs, sum_known(seconds))

@@ -65,6 +65,9 @@ The bounds of operators that are not in the trace count as well.
 TRACED_SHARE = 0.25
 """Operators are listed with their times only if the trace shows this share of a finding's time."""
 
+NOT_FUSED = ("_linalg", "linalg", "_fft", "sort", "topk", "unique", "_unique", "cholesky", "svd")
+"""Operators whose names begin like this are not fused with others, because libraries run them."""
+
 MANY_CALLS = 200
 """If each call of a module calls this many operators, the module probably loops in Python."""
 
@@ -107,6 +110,16 @@ class OwnOperators:
     def are_traced(self, seconds: float) -> bool:
         """Return whether the trace shows at least `TRACED_SHARE` of the given seconds."""
         return sum(self.traced.values()) >= TRACED_SHARE * seconds > 0
+
+    def slow_operator(self, seconds: float) -> str:
+        """Return the operator that takes most of the given seconds, if no compiler can fuse it.
+
+        Otherwise, returns the empty string.
+        """
+        for name, took in self.traced.items():
+            if took >= OPERATORS_SHARE * seconds and name.startswith(NOT_FUSED):
+                return name
+        return ""
 
     def fitted_into(self, seconds: float) -> "OwnOperators":
         """Return a copy in which the traced times are scaled to add up to at most `seconds`.

@@ -353,15 +353,18 @@ class OnceAllowedRule(RunRule):
 class UncertainRule(RunRule):
     """A rule about a cost that a ledger alone cannot prove to be an issue.
 
-    The cost is reported only if the run has no profile, and it is never an issue. It is not
-    reported for a run on a GPU or another device, because the host waits for the device in any
-    phase.
+    The cost is reported only if the run has no profile. It is an issue only if it is very large, or
+    never. It is not reported for a run on a GPU or another device, because the host waits for the
+    device in any phase.
 
     Attributes:
         category: The ledger category that contains the cost.
+        very_large_share: Smallest cost of an issue, as a share of training time. `None` if the cost
+            is never an issue.
     """
 
     category: ClassVar[str]
+    very_large_share: ClassVar[float | None] = None
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         seconds = run.ledger.seconds.get(self.category, 0.0)
@@ -370,4 +373,8 @@ class UncertainRule(RunRule):
             and run.profile is None
             and seconds >= LARGE_SHARE * run.training_seconds > 0
         ):
-            yield self.finding(seconds, run, is_issue=False)
+            least = self.very_large_share
+            is_issue = least is not None and (
+                seconds >= least * run.allowance * run.training_seconds
+            )
+            yield self.finding(seconds, run, is_issue=is_issue)

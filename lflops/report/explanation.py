@@ -108,8 +108,7 @@ class Explanation(Struct, Displayed, frozen=True, kw_only=True):
         because: How reliable the numbers are: how many steps were timed, how much they vary, and
             what is unknown.
         unseen: Reason why an issue might exist although none was found, for example that too few
-            steps were measured. `None` if an issue would have been found. Empty if no window was
-            profiled.
+            steps were measured. `None` if an issue would have been found.
         measured: Measurements as texts, keyed by name.
         modules: The modules that take longest.
         ranks: Lines about the ranks. Empty if the run has only one rank.
@@ -317,7 +316,7 @@ def _explained(
     analysis = None
     summary = None
     verdict = _NO_WINDOW
-    unseen: str | None = ""
+    unseen: str | None = "no window was profiled"
     if profile is not None:
         analysis = analyze(profile)
         summary = window_summary(analysis)

@@ -249,7 +249,7 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         yield _fact(unit, None, "s", f"no unprofiled {several}")
         return
     yield _fact(unit, times.mean, "s", _basis_of_step(analysis))
-    yield from _phases(times, unit)
+    yield from _phases(times, unit, takes_derivatives=analysis.profile.run.takes_derivatives)
     remark = ""
     if times.samples_per_second is None:
         advice = how_to_pass_units(analysis.profile.run)
@@ -316,18 +316,21 @@ def _first_to_last(steps: range) -> str:
     return f"{steps.start:,} to {steps[-1]:,}"
 
 
-def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
+def _phases(times: StepTimes, unit: str, *, takes_derivatives: bool) -> Iterator[Fact]:
     """Yield the time of each phase, and the times of parts of forward and backward.
 
     The times of the phases add up to the time of the step. The time of a part is included in the
     time of its phase.
     """
     for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
-        yield _phase(times, name, seconds, of=unit)
+        remark = ""
+        if name == "forward" and takes_derivatives:
+            remark = "with backward work that torch.autograd.grad runs in this phase"
+        yield _phase(times, name, seconds, remark, of=unit)
         if name == "forward":
             for part in WITHIN_FORWARD:
                 if part in times.phases:
-                    yield _phase(times, part, times.phases[part], of=name)
+                    yield _phase(times, part, times.phases[part], "", of=name)
         if name == "backward" and times.waiting:
             yield _fact(
                 "waiting",
@@ -339,12 +342,13 @@ def _phases(times: StepTimes, unit: str) -> Iterator[Fact]:
             )
 
 
-def _phase(times: StepTimes, name: str, seconds: float, *, of: str) -> Fact:
+def _phase(times: StepTimes, name: str, seconds: float, remark: str, *, of: str) -> Fact:
     on_host = ""
     if name in times.host_phases:
         on_host = f"{units.duration(times.host_phases[name])} on the host"
     share = times.share(seconds)
-    return _fact(name, seconds, "s", on_host, label=phase_label(name), of=of, share=share)
+    remark = joined(on_host, remark, separator="; ")
+    return _fact(name, seconds, "s", remark, label=phase_label(name), of=of, share=share)
 
 
 def _reached(analysis: Analysis) -> Iterator[Fact]:

@@ -271,6 +271,20 @@ def test_the_rate_is_of_the_macs_in_that_time() -> None:
     assert None is layers(without_duration)[0].flops_per_second("forward")
 
 
+def test_the_recomputation_of_fused_attention_is_in_the_time_of_backward() -> None:
+    """A block has 1000 MACs in 10 s of forward and backward, and 100 recomputed MACs.
+
+    Backward of fused attention recomputes scores, so this recomputation has no time of its own.
+    """
+    (block,) = layers(timed_stack())
+    macs = {"forward": 400, "backward": 600, "recompute": 100}
+    phases = {name: WorkCounts(macs=macs.get(name, 0)) for name in PHASES}
+    seconds: dict[Phase, float | None] = dict.fromkeys(PHASES)
+    row = replace(block, phases=phases, seconds=seconds | {"forward": 4.0, "backward": 6.0})
+    assert 2 * 1100 / 10 == row.flops_per_second(None)
+    assert None is row.flops_per_second("recompute")
+
+
 def test_a_flat_row_has_its_own_time() -> None:
     """A flat row has the self time: 2 of 14 s for the root. The self time of a block is unknown."""
     rows = {row.name: row for row in flat(timed_stack())}

@@ -21,7 +21,7 @@ from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, Span, Start
 from lflops.profile.notes import Note
 from lflops.profile.profile import OpCount, OptimizerSettings, Profile, UnsupportedCall
-from lflops.profile.records import Phase, Trace, TracedOperator
+from lflops.profile.records import PASSES, Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
 from lflops.report.explanation import explain, lines_of
 from lflops.report.log_text import log_text
@@ -776,6 +776,16 @@ def test_modules_of_one_class_have_one_finding() -> None:
     assert 60e-3 == pytest.approx(found.seconds)
     assert "operators without matmuls in 3 LayerNorm modules" == found.title
     assert found.fix.startswith("Fuse the operator of the 3 LayerNorm modules with")
+
+
+@pytest.mark.parametrize(("operator", "can_fuse"), [("_linalg_svd", False), ("gelu", True)])
+def test_no_compiler_fuses_the_operators_of_a_library(operator: str, *, can_fuse: bool) -> None:
+    """The operator takes all of the 30 ms of module `b`."""
+    cells = [cell("b", operator, phase, calls=1) for phase in PASSES]
+    given = trained(cells=cells, operators={operator: 30e-3})
+    found = findings(given)["no_products"]
+    assert can_fuse == found.fix.startswith("Fuse")
+    assert can_fuse != (f"Call {operator} less often" in found.fix)
 
 
 @pytest.mark.parametrize(

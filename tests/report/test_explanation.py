@@ -38,6 +38,7 @@ from lflops.report.explanation import (
     markdown,
 )
 from lflops.report.log_text import log_text
+from lflops.report.report import report_of
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 10e-3, "backward": 20e-3, "optimizer": 2e-3, "other": 1e-3}
@@ -248,6 +249,15 @@ def test_a_loop_of_the_users_own_has_its_own_words(
     assert ("training_step" in found["outside"].fix) == (strategy == "DDPStrategy")
 
 
+def test_a_loop_that_clips_with_foreach_is_not_told_to_do_so() -> None:
+    """The operator `_foreach_norm` shows that clip_grad_norm_ computes all norms together."""
+    norm = cell("", "_foreach_norm", "other", calls=1)
+    for cells, is_advised in (((), True), ((norm,), False)):
+        (found,) = explain(trained(clip=8e-3, cells=cells)).findings[:1]
+        assert "clip" == found.cause
+        assert is_advised == ("foreach=True" in found.fix)
+
+
 @pytest.mark.parametrize(("seconds", "said"), [(8e-3, []), (9e-3, [("optimizer", 9e-3)])])
 def test_an_optimizer_with_many_operators_may_take_long(
     seconds: float, said: list[tuple[str, float]]
@@ -328,6 +338,9 @@ def test_gradients_of_gradients_are_no_second_backward() -> None:
     (found,) = (each for each in explain(derivatives).findings if each.cause == "derivatives")
     assert 10e-3 == pytest.approx(found.seconds)
     assert "backward has 4.0× as many MACs as forward" in found.sentence
+    remark = report_of(analyze(derivatives)).fact("forward").remark  # type: ignore[union-attr]
+    assert remark == "with backward work that torch.autograd.grad runs in this phase"
+    assert not report_of(analyze(given)).fact("forward").remark  # type: ignore[union-attr]
 
 
 def test_a_large_matmul_only_in_backward_is_no_second_backward() -> None:
@@ -461,6 +474,9 @@ def test_frozen_layers_learn_nothing() -> None:
     )
     assert [] == faults(with_backward("c", "b"))
     assert [] == faults(with_backward())
+    timed = clocked(with_backward("c"), {("a", "forward"): 2e-3, ("b", "forward"): 4e-3})
+    (cost,) = (each.seconds for each in explain(timed).findings if each.cause == "frozen")
+    assert pytest.approx(6e-3) == cost
 
 
 def test_a_step_that_calls_no_model_has_no_frozen_layers() -> None:

@@ -992,3 +992,24 @@ def test_a_run_with_an_issue_ends_with_a_summary() -> None:
     quiet: list[str] = []
     log_run(ledger(steps(*[0.0] * 30)), None, None, quiet.append)
     assert [] == quiet
+
+
+@pytest.mark.parametrize(("other", "is_issue"), [(0.25, True), (0.1, False)])
+def test_much_time_outside_all_phases_is_an_issue_even_without_a_window(
+    other: float, *, is_issue: bool
+) -> None:
+    """0.25 of 0.75 s are a third of the time, and 0.1 of 0.6 s are a sixth.
+
+    The optimizer is described as a part of the same mean step.
+    """
+    groups = []
+    for group in steps(*[0.0] * 30):
+        groups.append(replace(group, spent=group.spent | {"other": other, "optimizer": 0.2}))
+    seconds = {"training/other": 30 * other, "training/optimizer": 6.0, "training/forward": 9.0}
+    run = replace(ledger(groups), seconds=seconds, total=sum(seconds.values()), device="cpu")
+    found = {each.cause: each for each in findings_of(None, run)}
+    assert is_issue == found["other"].is_issue
+    assert "(200 ms) is spent in the steps of the optimizer." in found["optimizer"].sentence
+    assert not found["optimizer"].is_issue
+    card = next(each for each in first_screen(None, run).cards if each.cause == "other")
+    assert "Time outside all phases" == card.title

@@ -29,6 +29,7 @@ class GradientWork(PartRule):
         "Log histograms and norms of gradients only every N steps, and clip with "
         "torch.nn.utils.clip_grad_norm_(..., foreach=True) instead of a loop over parameters"
     )
+    fix_if_clipped_fast = "Log histograms and norms of gradients only every N steps"
 
     fix_in_transformers = (
         "If the gradients need no clipping, pass max_grad_norm=0 to TrainingArguments. Log "
@@ -52,4 +53,7 @@ class GradientWork(PartRule):
     def part_fix(self, step: StepEvidence) -> str:
         if step.profile.run.monitor == "FlopsCallback":
             return self.fix_in_transformers
-        return self.fix if step.is_lightning else self.fix_of_custom_loop
+        if step.is_lightning:
+            return self.fix
+        has_foreach = any(count.operator == "_foreach_norm" for count in step.profile.op_counts)
+        return self.fix_if_clipped_fast if has_foreach else self.fix_of_custom_loop

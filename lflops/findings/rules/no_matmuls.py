@@ -111,6 +111,7 @@ class NoMatmuls(StepRule):
         "Fuse the operator of {where} with the operators before and after it, for example with "
         "torch.compile"
     )
+    fix_of_slow_operator = "Call {slow_operator} less often, or use a cheaper computation instead"
     fix_if_unknown = (
         "To see what takes the time, name parts of the forward of {where} with lflops.scope, and "
         "look for Python loops"
@@ -182,6 +183,7 @@ class NoMatmuls(StepRule):
             "pass": code.slower,
             "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
             "calls": units.count(own_code(places[:1], step).operators.calls),
+            "slow_operator": code.operators.slow_operator(seconds),
             "is_python": is_in_hooks or is_python,
             "title": self._title_of(is_python=is_python, is_in_hooks=is_in_hooks),
             "fix": self._fix_of(code, seconds, step, is_in_hooks=is_in_hooks),
@@ -220,6 +222,8 @@ class NoMatmuls(StepRule):
             return self.fix_of_loop
         if code.operators.traced and not code.operators.are_traced(seconds):
             return self.fix_if_unknown
+        if code.operators.slow_operator(seconds):
+            return self.fix_of_slow_operator
         fix = self.fix_of_one_operator if code.has_one_operator else self.fix
         return fix if step.can_fuse else ""
 

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
+from lflops.findings.rule import Candidate, Facts, StepRule, Threshold, cost_of
 from lflops.profile.profile import ModuleProfile
+from lflops.profile.records import median_of
+from lflops.profile.series import sum_known
 
 MOSTLY_FROZEN_SHARE = 0.5
 """Frozen layers are reported if they have at least this share of the MACs of forward."""
@@ -17,11 +19,11 @@ class FrozenLayers(StepRule):
     threshold = Threshold(share=0.0)
     sentence = (
         "{frozen:percent} of the matmuls in forward are in frozen layers, and no gradient passes "
-        "through these layers: they learn nothing."
+        "through these layers{cost_of_frozen}."
     )
     fix = (
-        "If these layers should learn, call requires_grad_(True) on them. Otherwise, compute the "
-        "outputs of the layers once and reuse the outputs"
+        "If these layers should learn, call requires_grad_(True) on them. If they should not, and "
+        "their inputs are the same in each epoch, compute their outputs once and reuse them"
     )
     right = (8, 8)
 
@@ -29,13 +31,21 @@ class FrozenLayers(StepRule):
         forward = step.root.forward.macs
         if not forward or not step.root.backward.macs:
             return
-        frozen = 0
+        frozen = []
         for module in _modules_without_backward(step).values():
             if module.parameters and not module.trainable_parameters:
-                frozen += module.forward.self_macs
-        if frozen >= MOSTLY_FROZEN_SHARE * forward:
-            facts: Facts = {"frozen": frozen / forward}
-            yield Candidate(rule=self, seconds=None, facts=facts)
+                frozen.append(module.forward)
+        macs = sum(work.self_macs for work in frozen)
+        if macs < MOSTLY_FROZEN_SHARE * forward:
+            return
+        seconds = None
+        cost = ""
+        if not step.are_module_times_unreliable:
+            seconds = sum_known(median_of(work.self_seconds) for work in frozen)
+        if seconds is not None:
+            cost = f": they take {cost_of(seconds, step)}"
+        facts: Facts = {"frozen": macs / forward, "cost_of_frozen": cost}
+        yield Candidate(rule=self, seconds=seconds, facts=facts)
 
 
 class UnusedLayer(StepRule):

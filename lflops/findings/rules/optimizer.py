@@ -216,4 +216,7 @@ class OptimizerWithoutWindow(UncertainRule):
     category = "training/optimizer"
     threshold = SlowOptimizer.threshold
     phrase = SlowOptimizer.phrase
-    fix = SlowOptimizer.fix
+    fix = (
+        "Use larger batches. If the optimizer accepts fused=True and does not use it yet, pass this "
+        "argument"
+    )

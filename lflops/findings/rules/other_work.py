@@ -175,10 +175,14 @@ class OtherWorkOfRun(OnceAllowedRule):
 
 
 class OtherWorkWithoutWindow(UncertainRule):
-    """Steps spend time outside all other phases, in a run without a profiled window."""
+    """Steps spend time outside all other phases, in a run without a profiled window.
+
+    This is an issue if it takes a quarter of the training time.
+    """
 
     name = "other"
     category = "training/other"
+    very_large_share = 0.25
     threshold = OtherWork.threshold
     verb = OtherWork.verb
     phrase = OtherWork.phrase

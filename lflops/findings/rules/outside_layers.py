@@ -49,6 +49,7 @@ class OutsideLayers(ModuleRule):
         "lflops.scope"
     )
 
+    fix_of_slow_operator = "Call {slow_operator} less often, or use a cheaper computation instead"
     fix_of_loop = (
         "The code outside the layers makes {calls} operator calls in a step. Replace Python loops "
         "by operators on whole tensors, or compile this code with torch.compile"
@@ -87,6 +88,7 @@ class OutsideLayers(ModuleRule):
                 "is_explained": bool(operators.names) and operators.explains(seconds),
                 "has_loop": operators.calls >= MANY_CALLS * max(step.root.calls, 1),
                 "calls": units.count(operators.calls),
+                "slow_operator": operators.slow_operator(seconds),
             }
             yield Candidate(rule=self, seconds=seconds, facts=facts, operators=times)
 
@@ -102,6 +104,8 @@ class OutsideLayers(ModuleRule):
         if candidate.facts["hooks"]:
             return self.fix_of_hooks
         if not _is_python(candidate.seconds or 0.0, step):
+            if candidate.facts["slow_operator"]:
+                return self.fix_of_slow_operator
             is_explained = candidate.facts["is_explained"]
             if is_explained and candidate.facts["has_loop"]:
                 return self.fix_of_loop

@@ -164,10 +164,11 @@ def _card(finding: Finding, confidence: Confidence, ledger: Ledger | None) -> Ca
 
 
 def _title_of(finding: Finding, ledger: Ledger | None) -> str:
-    if finding.cause == "data":
-        stalls = stalls_of(ledger)
-        if stalls is not None:
-            return f"Data loading stalls {stalls.often}"
+    stalls = None
+    if finding.cause in {"data", "other"}:
+        stalls = stalls_of(ledger, finding.cause)
+    if stalls is not None and finding.cause == "data":
+        return f"Data loading stalls {stalls.often}"
     if finding.title:
         return f"{finding.title[0].upper()}{finding.title[1:]}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
@@ -177,6 +178,8 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
         title = f"{title} in {plain(finding.module)}"
     elif finding.place:
         title = f"{title}: {plain(finding.place)}"
+    elif stalls is not None and stalls.is_regular:
+        title = f"{title}, mostly {stalls.often}"
     return f"{title[0].upper()}{title[1:]}"
 
 

@@ -169,7 +169,11 @@ def _issues(findings: Sequence[Finding]) -> frozenset[str]:
     return frozenset(finding.cause for finding in findings if finding.is_issue)
 
 
-_PHRASES = {"data": DataWait.phrase, "other": OtherWork.phrase}
+_PHRASES = {
+    "data": DataWait.phrase,
+    "other": OtherWork.phrase,
+    "optimizer": "in the steps of the optimizer",
+}
 """Noun phrases for phases whose time is measured in all steps of a run."""
 
 _PHASES = {"recomputed": "recompute"}
@@ -237,7 +241,7 @@ THRESHOLD_DEPENDS = frozenset({"recomputed"})
 
 
 def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Finding:
-    """Convert a finding about the run's data wait or `other` to a finding about its mean step."""
+    """Convert a finding about a phase in `_PHRASES` to a finding about the mean step of the run."""
     seconds = times.phases.get(finding.cause)
     phrase = _PHRASES.get(finding.cause)
     is_of_run = finding.of == "run" or finding.cause == "data"
