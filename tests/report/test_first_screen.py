@@ -8,6 +8,7 @@ import pytest
 from msgspec import json
 from msgspec.structs import replace
 
+from lflops import units
 from lflops.analysis.analysis import analyze
 from lflops.cli.main import main
 from lflops.findings.finding import Finding
@@ -944,7 +945,11 @@ def test_a_validation_is_described_by_its_duration_and_its_distance(
         groups.append(
             replace(group, first=first, last=last, steps=length, spent=spent, between=between)
         )
-    found = findings_of(None, ledger(groups, validation=5.0 * len(before)))
+    run = ledger(groups, validation=5.0 * len(before))
+    said = first_screen(None, run).steps.said  # type: ignore[union-attr]
+    each = 5.0 * len(before) / 60
+    assert said.endswith(f", plus {units.duration(each)} of validation between the steps")
+    found = findings_of(None, run)
     (sentence,) = (each.sentence for each in found if each.cause == "validation")
     assert sentence.endswith(f"is spent on validation {end}")
 

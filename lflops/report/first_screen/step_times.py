@@ -186,9 +186,33 @@ def _times_of_run(
     p50 = percentile(ledger.durations, 0.5)
     p95 = percentile(ledger.durations, 0.95)
     steps = _steps(number, mean, p50, p95, "run")
+    steps = replace(steps, said=f"{steps.said}{_between_steps(ledger, mean)}")
     if ledger.ranks > 1:
         steps = replace(steps, said=f"rank {ledger.rank}, {steps.said}")
     return StepTimes(steps, phases, lost)
+
+
+BETWEEN_STEPS = {
+    "validation": "validation",
+    "inference": "inference",
+    "checkpoint_save": "saving checkpoints",
+}
+"""Work between steps that the text about step times mentions, with its labels."""
+
+LEAST_BETWEEN = 0.02
+"""Work between steps is mentioned if it takes at least this share of the mean step."""
+
+
+def _between_steps(ledger: Ledger, mean: float) -> str:
+    """Say how much time between the steps is not part of them: `, plus 12.9 ms of validation`."""
+    parts = []
+    for category, label in BETWEEN_STEPS.items():
+        seconds = ledger.seconds.get(category, 0.0) / max(ledger.steps, 1)
+        if seconds >= LEAST_BETWEEN * mean:
+            parts.append(f"{units.duration(seconds)} of {label}")
+    if not parts:
+        return ""
+    return f", plus {' and '.join(parts)} between the steps"
 
 
 def _usual_logging(groups: Sequence[StepGroup]) -> float:
