@@ -14,21 +14,21 @@ from lflops.trace.analysis.categories import CATEGORIES
 from lflops.trace.analysis.collectives import RankSkew
 from lflops.trace.analysis.sentences import (
     CAUSE_LABELS,
-    CAUSES,
     STATES,
     TraceTable,
     facts,
     file_name,
-    nanoseconds,
     ranks_tables,
     ranks_verdict,
     remarks,
-    share,
+    states_sentence,
+    step_sentences,
     tables,
-    verdict,
 )
 from lflops.trace.analysis.steps import StepTimes
+from lflops.trace.analysis.suggestions import CAUSES, Suggestion, suggestions
 from lflops.trace.analysis.summary import TraceSummaries, TraceSummary
+from lflops.trace.analysis.text import nanoseconds, share
 
 _LISTED = 200
 """Maximum number of rows in a table. A browser could not show all kernels of a trace."""
@@ -85,9 +85,10 @@ def _ranks(skew: RankSkew) -> str:
 
 
 def _trace(summary: TraceSummary) -> Iterator[str]:
-    for place, sentence in enumerate(verdict(summary)):
-        style = "plain" if place else "first"
-        yield f'<p class="{style}">{_text(sentence)}</p>'
+    yield f'<p class="first">{_text(states_sentence(summary))}</p>'
+    for sentence in step_sentences(summary):
+        yield f"<p>{_text(sentence)}</p>"
+    yield from _do_next(summary)
     yield from _labelled(facts(summary))
     device = summary.device
     if device is not None and device.window:
@@ -105,6 +106,30 @@ def _trace(summary: TraceSummary) -> Iterator[str]:
             yield _step(step, longest)
     yield from map(_table, tables(summary, _LISTED))
     yield from _labelled(remarks(summary))
+
+
+def _do_next(summary: TraceSummary) -> Iterator[str]:
+    """Draw a card for each suggestion."""
+    found = suggestions(summary)
+    if not found:
+        return
+    of = "per step" if summary.steps else "in the trace"
+    yield f"<h2>Do next <span class='quiet'>– the time that each fix saves at most {of}</span></h2>"
+    cards = "".join(f"<li>{_card(suggestion)}</li>" for suggestion in found)
+    yield f'<ol class="cards">{cards}</ol>'
+
+
+def _card(suggestion: Suggestion) -> str:
+    title = f"{suggestion.title[0].upper()}{suggestion.title[1:]}"
+    action = f"{suggestion.action[0].upper()}{suggestion.action[1:]}."
+    parts = [
+        f'<span class="saving">−{nanoseconds(suggestion.time)}</span>',
+        f'<b class="cause">{_text(title)}</b>',
+        f"<span>{_text(action)}</span>",
+    ]
+    if suggestion.evidence:
+        parts.append(f'<span class="sentence quiet">{_text(suggestion.evidence)}</span>')
+    return f'<div class="action-card">{"".join(parts)}</div>'
 
 
 def _labelled(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

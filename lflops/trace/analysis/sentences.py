@@ -5,35 +5,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from lflops import units
 from lflops.profile.module_names import plain
 from lflops.profile.records import TimingStats
 from lflops.report.text import counted, kernel_name, shortened, times_mark
 from lflops.trace.analysis.collectives import CollectiveTimes, RankSkew
-from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.merge import Clock
 from lflops.trace.analysis.operators import ShapeTimes, SpanTimes
 from lflops.trace.analysis.steps import device_timelines
+from lflops.trace.analysis.suggestions import (
+    CAUSES,
+    HOST,
+    LARGE,
+    LOSSES,
+    MOST_OF_IDLE,
+    SMALL,
+    largest_cause,
+    losses,
+    suggestions,
+)
 from lflops.trace.analysis.summary import DeviceSummary, TraceSummary
+from lflops.trace.analysis.text import nanoseconds, share, short_operator_name
 from lflops.trace.analysis.utilization import TraceUtilization
 from lflops.trace.device_states import DeviceTimeline, total
-
-
-class IdleCause(NamedTuple):
-    """Words for one cause of idle time.
-
-    Attributes:
-        label: Name of the cause in tables and legends.
-        when: Clause that completes "the device is idle, mostly …".
-        next: Advice to reduce this idle time; empty if there is no general advice.
-    """
-
-    label: str
-    when: str
-    next: str = ""
-
 
 STATES = {
     "computing": "computing",
@@ -43,99 +39,11 @@ STATES = {
 }
 """Label of each device state, keyed by its field in `DeviceTimeline`."""
 
-_FEWER_KERNELS = "launch fewer and larger kernels (torch.compile, CUDA graphs, larger batches)"
-
-CAUSES: dict[Cause, IdleCause] = {
-    "data_loader": IdleCause(
-        "data loader",
-        "while the host waits for the data loader",
-        "use more DataLoader workers, persistent_workers or cheaper transforms",
-    ),
-    "synchronising": IdleCause(
-        "synchronising",
-        "while the host synchronises with the device",
-        "avoid .item(), .cpu() and printing tensors in the step",
-    ),
-    "allocating": IdleCause(
-        "allocating",
-        "while the host allocates memory",
-        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or warm up before the recording",
-    ),
-    "launching": IdleCause("launching", "while the host launches kernels", _FEWER_KERNELS),
-    "operators": IdleCause(
-        "operators on the host",
-        "while the host runs the operators that launch the next kernels",
-        _FEWER_KERNELS,
-    ),
-    "python": IdleCause("Python", "while the host runs Python between operators", _FEWER_KERNELS),
-    "launch_latency": IdleCause(
-        "launch latency",
-        "between the launch of a kernel and its start",
-        "launch work further ahead of the device: avoid synchronization, or use CUDA graphs",
-    ),
-    "queued": IdleCause("queued work", "between kernels that were already queued"),
-    "not_recorded": IdleCause("not recorded", "for reasons that the trace does not show"),
-}
-
 CAUSE_LABELS: dict[str, str] = {cause: words.label for cause, words in CAUSES.items()}
 """Label of each cause of idle time."""
 
-_HOST: frozenset[Cause] = frozenset({"launching", "operators", "python"})
-"""Causes of idle time that the first sentence about a trace can sum up.
-
-It says "the host prepares launches" for all of them.
-"""
-
-_SMALL = 0.01
-"""Smallest share of the analyzed time that a device state must take to be mentioned.
-
-It is also the smallest relative difference to MFU for which HFU is mentioned.
-"""
-_LARGE = 0.05
-"""Share above which the verdict on a trace mentions three kinds of time.
-
-* The time in a device state other than computing: above this share of the analyzed time, a sentence
-  says how to reduce it.
-* The time before the first device work: above this share of the time of all steps, a sentence
-  states it. If the trace has no steps, the time of the whole recording is used.
-* The time of a category of kernels that can be fused: above this share of the time of all kernels,
-  the sentence about fusing names the category.
-"""
-_MOST = 0.6
-"""If the largest cause takes at least this share of the idle time, it is always named.
-
-Otherwise, the causes in `_HOST` are named together if their sum is larger than the largest cause.
-"""
-
-_FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
-"""Categories of kernels that torch.compile can fuse with each other."""
-_MUCH_FUSABLE = 0.25
-"""Kernels that can be fused are mentioned if their share of the kernel time is larger."""
-
-_LISTED_OPERATORS = 3
-"""Maximum number of operators that the sentence about the host names."""
-
 _SHORT_NAME = 24
 """Maximum width of operator and group names outside the first column of a table."""
-
-
-def nanoseconds(value: int | None) -> str:
-    """Format a time in nanoseconds, for example `34.89 ms`."""
-    if value is None:
-        return units.UNKNOWN
-    if 0 < value < 1000:
-        return f"{value} ns"
-    return units.duration(value / 1e9)
-
-
-def share(part: float, whole: float) -> str:
-    """Format a part of a whole, for example `62.0 %`."""
-    return units.percent(part / whole if whole else None)
-
-
-def short_operator_name(name: str) -> str:
-    """Return an operator's name without torch's namespace."""
-    return name.removeprefix("aten::")
 
 
 def shapes_text(row: ShapeTimes) -> str:
@@ -161,149 +69,51 @@ def _shape_text(shape: Any) -> str:
 
 def verdict(summary: TraceSummary) -> Iterator[str]:
     """Yield sentences about what the device did, and how to reduce the time without computing."""
-    device = summary.device
-    if device is None:
-        yield "The trace contains no device work: all times are host times."
+    yield states_sentence(summary)
+    for suggestion in suggestions(summary):
+        yield suggestion.sentence
+        if suggestion.evidence:
+            yield suggestion.evidence
+    yield from step_sentences(summary)
+
+
+def step_sentences(summary: TraceSummary) -> Iterator[str]:
+    """Yield sentences about the duration of a step, and about the time before the first work."""
+    if summary.device is None:
         return
-    yield _states_sentence(summary, device)
-    advice = [*_state_advice(summary, device)]
-    fusable = [*_fusable_sentence(summary)]
-    # Advice about the larger of the two times comes first.
-    if _fusable_time(summary) > device.window - device.computing:
-        yield from (*fusable, *advice)
-    else:
-        yield from (*advice, *fusable)
     if summary.step is not None and summary.steps:
         yield from _step_sentences(summary, summary.step)
-    elif summary.before_device and summary.before_device > _LARGE * summary.recorded:
+    elif summary.before_device and summary.before_device > LARGE * summary.recorded:
         yield f"The host ran for {nanoseconds(summary.before_device)} before the first device work."
 
 
-def _state_advice(summary: TraceSummary, device: DeviceTimeline) -> Iterator[str]:
-    for state, time in _losses(device):
-        if time > _LARGE * device.window:
-            yield from _advice(summary, state)
-
-
-def _advice(summary: TraceSummary, state: str) -> Iterator[str]:
-    each = _per_step(summary, state)
-    if state == "exposed_communication":
-        yield (
-            f"To reduce communication{each}: overlap it with backward (DDP buckets, FSDP "
-            "prefetching), accumulate gradients over more batches, or send smaller dtypes."
-        )
-    elif state == "exposed_copies":
-        yield (
-            f"To hide the time of copies{each}: copy from pinned memory with non_blocking=True, "
-            "before the data is needed."
-        )
-    elif summary.idle:
-        cause = _largest_cause(summary)
-        if CAUSES[cause].next:
-            yield f"To reduce the idle time{each}: {CAUSES[cause].next}."
-        if cause == "operators":
-            yield from _operators_on_host(summary)
-
-
-def _per_step(summary: TraceSummary, state: str) -> str:
-    """Format the time of a device state in a step; empty if the trace has no steps."""
-    if not summary.steps:
-        return ""
-    # The times are sums over all devices.
-    number = len(summary.steps) * max(len(summary.devices), 1)
-    time = getattr(total(device_timelines(summary.steps)), state)
-    return f" ({nanoseconds(time // number)} of a step)"
-
-
-def _operators_on_host(summary: TraceSummary) -> Iterator[str]:
-    """Yield a sentence with the operators that take the most time on the host."""
-    slowest = sorted(summary.operators, key=lambda row: -row.self_host)[:_LISTED_OPERATORS]
-    whole = sum(row.self_host for row in summary.operators)
-    named = []
-    for row in slowest:
-        named.append(f"{plain(short_operator_name(row.name))} ({share(row.self_host, whole)})")
-    if named:
-        yield f"On the host, the most time of operators is spent in {', '.join(named)}."
-
-
-def _fusable_sentence(summary: TraceSummary) -> Iterator[str]:
-    """Yield a sentence with the share of kernel time that torch.compile could shorten.
-
-    Yields nothing if the share is small, or if the trace already has Triton kernels.
-    """
-    if any(kernel.name.startswith("triton_") for kernel in summary.kernels):
-        return
-    whole = summary.work_time
-    time = _fusable_time(summary)
-    if time <= _MUCH_FUSABLE * whole:
-        return
-    names = []
-    for row in summary.categories:
-        if row.category in _FUSABLE and row.device > _LARGE * whole:
-            names.append(row.category)
-    yield (
-        f"{share(time, whole)} of the kernel time is spent in {' and '.join(names)} kernels, "
-        "which torch.compile can fuse."
-    )
-
-
-def _fusable_time(summary: TraceSummary) -> int:
-    """Return the nanoseconds of all kernels that torch.compile can fuse."""
-    time = 0
-    for row in summary.categories:
-        if row.category in _FUSABLE:
-            time += row.device
-    return time
-
-
-def _largest_cause(summary: TraceSummary) -> Cause:
-    return max(summary.idle, key=lambda cause: summary.idle[cause])
-
-
-def _states_sentence(summary: TraceSummary, device: DeviceTimeline) -> str:
+def states_sentence(summary: TraceSummary) -> str:
     """Return a sentence with the share of time in each device state. Computing comes last."""
+    device = summary.device
+    if device is None:
+        return "The trace contains no device work: all times are host times."
     number = len(summary.devices)
     gpus = "the GPU's" if number == 1 else f"the {number} GPUs'"
     of_whole = f" of {gpus} {nanoseconds(device.window)}"
     parts: list[str] = []
-    for state, time in _losses(device):
+    for state, time in losses(device):
         because = ""
         if state == "idle" and not parts:
             because = _when_idle(summary, device)
-        parts.append(f"{share(time, device.window)}{of_whole} is {_LOSSES[state]}{because}")
+        parts.append(f"{share(time, device.window)}{of_whole} is {LOSSES[state]}{because}")
         of_whole = ""
     computing = f"{share(device.computing, device.window)}{of_whole} is computing"
     return f"{'; '.join([*parts, computing])}."
-
-
-_LOSSES = {
-    "idle": "idle",
-    "exposed_communication": "communication that does not overlap with computation",
-    "exposed_copies": "copying that does not overlap with computation",
-}
-
-
-def _losses(device: DeviceTimeline) -> list[tuple[str, int]]:
-    """Return the device states except computing, with their times. The longest time comes first.
-
-    States that take less than `_SMALL` of the analyzed time are left out.
-    """
-    losses = []
-    for state in _LOSSES:
-        time = getattr(device, state)
-        if time > _SMALL * device.window:
-            losses.append((state, time))
-    return sorted(losses, key=lambda loss: -loss[1])
 
 
 def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:
     """Return a clause with the main cause of the idle time; empty if no cause is known."""
     if not summary.idle:
         return ""
-    largest = _largest_cause(summary)
+    largest = largest_cause(summary)
     largest_time = summary.idle[largest]
-    host_time = sum(summary.idle.get(cause, 0) for cause in _HOST)
-    if largest_time < _MOST * device.idle and host_time > largest_time:
+    host_time = sum(summary.idle.get(cause, 0) for cause in HOST)
+    if largest_time < MOST_OF_IDLE * device.idle and host_time > largest_time:
         return ", mostly while the host prepares launches"
     return f", mostly {CAUSES[largest].when}"
 
@@ -321,7 +131,7 @@ def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:
             f"the device computes for {computing} of this time."
         )
     before = summary.before_device or 0
-    if before <= _LARGE * summary.steps_time:
+    if before <= LARGE * summary.steps_time:
         return
     if summary.left_out.device > before / 2:
         kernels = counted(summary.left_out.calls, "kernel")
@@ -383,7 +193,7 @@ def _utilization_fact(found: TraceUtilization) -> tuple[str, str]:
 
 
 def _differs(value: float, other: float, scale: float) -> bool:
-    return abs(value - other) >= _SMALL * scale
+    return abs(value - other) >= SMALL * scale
 
 
 def launches(summary: TraceSummary) -> Iterator[str]:

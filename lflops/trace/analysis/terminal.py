@@ -21,11 +21,11 @@ from lflops.trace.analysis.sentences import (
     ranks_verdict,
     remarks,
     shapes_table,
-    short_operator_name,
     tables,
     verdict,
 )
 from lflops.trace.analysis.summary import TraceSummary
+from lflops.trace.analysis.text import short_operator_name
 
 _NAME_WIDTH = 28
 _OVER_ROOFLINE = 1.05

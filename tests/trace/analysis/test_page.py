@@ -35,6 +35,16 @@ def test_the_verdict_and_every_table_are_in_it(tmp_path: Path) -> None:
     assert "mm 2×3 3×4" in text
 
 
+def test_a_card_says_how_much_a_fix_saves_at_most(tmp_path: Path) -> None:
+    """In each of two steps, the device is idle for 500 ns and only communicates for 150 ns."""
+    text = page(tmp_path, small_gpu_trace())
+    savings = re.findall('<span class="saving">(.*?)</span>', text)
+    assert ["−500 ns", "−150 ns", "−50 ns"] == savings
+    causes = re.findall('<b class="cause">(.*?)</b>', text)
+    assert causes[0].startswith("Idle device, mostly while the host")
+    assert "Communication that does not overlap with computation" == causes[1]
+
+
 def test_bars_are_as_long_as_their_nanoseconds(tmp_path: Path) -> None:
     """The lengths of the bars are the nanoseconds.
 
