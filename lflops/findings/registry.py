@@ -35,7 +35,7 @@ from lflops.findings.rules.module_parts import (
     RecomputedMatmuls,
 )
 from lflops.findings.rules.no_matmuls import NoMatmuls
-from lflops.findings.rules.not_learning import FrozenLayers, UnusedLayer
+from lflops.findings.rules.not_learning import FrozenLayers, GradientsOfFrozenWeights, UnusedLayer
 from lflops.findings.rules.optimizer import OptimizerWithoutWindow, SlowOptimizer
 from lflops.findings.rules.other_work import (
     OtherWork,
@@ -137,6 +137,7 @@ WORK_RULES: tuple[StepRule, ...] = (
     UnusedTensorCores(),
     Recomputation(),
     FrozenLayers(),
+    GradientsOfFrozenWeights(),
     UnusedLayer(),
     PythonCode(),
     NoMatmuls(),

@@ -479,6 +479,36 @@ def test_frozen_layers_learn_nothing() -> None:
     assert pytest.approx(6e-3) == cost
 
 
+@pytest.mark.parametrize(
+    ("trainable", "macs", "expected"),
+    [(1, 8, [("frozen_gradients", 10e-3)]), (1, 4, []), (4, 8, [])],
+)
+def test_gradients_as_large_as_frozen_weights_are_found(
+    trainable: int, macs: int, expected: list[tuple[str, float]]
+) -> None:
+    """Module `a` has 4 MACs in forward and 8 in backward, so half of its 20 ms is for weights.
+
+    Nothing is found if backward has as many MACs as forward, or if the weights are trainable.
+    """
+    rows = {
+        "a": {"class_name": "LoRA"} | weights(4) | {"trainable_parameters": trainable},
+        "b": {"class_name": "Linear"} | weights(4),
+    }
+    work: dict[tuple[str, Phase], int] = {
+        ("a", "forward"): 4,
+        ("a", "backward"): macs,
+        ("b", "forward"): 4,
+        ("b", "backward"): 8,
+    }
+    times: dict[tuple[str, Phase], float] = {
+        ("a", "forward"): 5e-3,
+        ("a", "backward"): 20e-3,
+        ("b", "forward"): 2e-3,
+        ("b", "backward"): 4e-3,
+    }
+    assert expected == faults(clocked(built(rows, work, {}), times))
+
+
 def test_a_step_that_calls_no_model_has_no_frozen_layers() -> None:
     """A step without matmuls in forward has no share of frozen layers.
 

@@ -1,15 +1,24 @@
-"""Rules about layers that run but do not learn."""
+"""Rules about layers that run but do not learn, and about their gradients."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from lflops.findings.evidence import StepEvidence
+from lflops.findings.own_operators import ATEN
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold, cost_of
+from lflops.profile.module_names import plain
 from lflops.profile.profile import ModuleProfile
 from lflops.profile.records import median_of
 from lflops.profile.series import sum_known
 
 MOSTLY_FROZEN_SHARE = 0.5
 """Frozen layers are reported if they have at least this share of the MACs of forward."""
+
+
+LARGE_RATIO = 1.8
+"""If backward has this many times as many MACs as forward, it computes gradients of weights."""
+
+WEIGHT_PRODUCTS = {"mm", "addmm", "linear", "convolution", "convolution_backward"}
+"""Operators that multiply by a weight. Other matmuls may have two inputs that need gradients."""
 
 
 class FrozenLayers(StepRule):
@@ -46,6 +55,64 @@ class FrozenLayers(StepRule):
             cost = f": they take {cost_of(seconds, step)}"
         facts: Facts = {"frozen": macs / forward, "cost_of_frozen": cost}
         yield Candidate(rule=self, seconds=seconds, facts=facts)
+
+
+class GradientsOfFrozenWeights(StepRule):
+    """Backward computes gradients of frozen weights.
+
+    A frozen weight needs no gradient, so backward has as many MACs as forward. But if the module
+    adds a trainable part to the weight before the matmul, as in `x @ (W + B @ A)`, backward
+    computes the gradient of the sum, which is as large as the weight.
+    """
+
+    name = "frozen_gradients"
+    threshold = Threshold(share=0.10, reported=0.05)
+    sentence = (
+        "{Cost} is spent on gradients as large as frozen weights, in {modules}: a trainable part "
+        "is probably added to these weights before the matmul, as in x @ (W + B @ A)."
+    )
+    fix = "Compute both parts separately, as in x @ W + (x @ B) @ A"
+
+    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
+        if step.are_module_times_unreliable or step.profile.run.takes_derivatives:
+            return
+        with_attention = _modules_with_other_macs(step)
+        found = []
+        seconds = 0.0
+        for name, module in step.profile.modules.items():
+            timed = module.backward.self_seconds
+            if timed is None or name in with_attention or not _has_large_gradients(module):
+                continue
+            found.append(name)
+            seconds += timed.median * (1 - module.forward.self_macs / module.backward.self_macs)
+        if found:
+            modules = f"{len(found)} modules such as {plain(found[0])}"
+            if len(found) == 1:
+                modules = plain(found[0])
+            facts: Facts = {"modules": modules}
+            yield Candidate(rule=self, seconds=seconds, module=found[0], facts=facts)
+
+    def title_for(self, candidate: Candidate) -> str:
+        return "gradients of frozen weights in {modules}"
+
+
+def _has_large_gradients(module: ModuleProfile) -> bool:
+    """Return whether most weights of a module are frozen, but backward has twice forward's MACs."""
+    forward = module.forward.self_macs
+    if not forward or module.trainable_parameters is None:
+        return False
+    is_frozen = module.trainable_parameters <= MOSTLY_FROZEN_SHARE * module.parameters
+    is_leaf = module.forward.macs == forward and module.parameters > 0
+    return is_frozen and is_leaf and module.backward.self_macs >= LARGE_RATIO * forward
+
+
+def _modules_with_other_macs(step: StepEvidence) -> set[str]:
+    """Return the modules with MACs that are not products with a weight, such as attention."""
+    found = set()
+    for count in step.profile.op_counts:
+        if count.macs and count.operator.removeprefix(ATEN) not in WEIGHT_PRODUCTS:
+            found.add(count.module)
+    return found
 
 
 class UnusedLayer(StepRule):
