@@ -44,7 +44,7 @@ def diff(
         typer.Argument(
             metavar="BEFORE",
             help="The first run: a profile's JSON file, a trace of torch.profiler, or the folder "
-            "of a training run. From a folder, the profile of the last window is read.",
+            "of a training run. If it is a folder, the profile of its last window is read.",
         ),
     ],
     after: Annotated[

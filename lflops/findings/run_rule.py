@@ -33,7 +33,7 @@ REPEATED_COMPILATION_SHARE = 0.05
 """Compilation is repeated if it takes at least this share of the time after half of the steps."""
 
 MOSTLY = 0.5
-"""The pauses of a rule are described if they take at least this share of the cost."""
+"""A finding says how long and how often pauses occur if they take this share of its cost."""
 
 MANY_RECOMPILED_STEPS = 3
 """Compilation is repeated if torch compiled code again in this many steps of a profile."""

@@ -145,9 +145,10 @@ class Totals:
             self.add_difference(place, logical_macs.get(place, 0) - local_macs[place])
 
     def add_unknown_logical(self, fqn: str, phase: Phase, cost: Cost) -> None:
-        """Mark logical minus local MACs of a module and phase as unknown, because of one call.
+        """Record that the logical MACs of one call are unknown.
 
-        `cost` is the cost of this call on this rank. If the call includes recomputation, the
+        The difference between the logical MACs (those of whole tensors) and the MACs of this rank
+        becomes unknown for the module and phase. `cost` is the cost of the call on this rank. If the call includes recomputation, the
         difference of the phase `recompute` becomes unknown, too.
         """
         self.add_difference(ModulePhase(fqn, phase), None)

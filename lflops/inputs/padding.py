@@ -240,9 +240,9 @@ def _zeros(features: Tensor) -> Positions | None:
 
 
 def _runs_at_ends(is_equal: Tensor) -> Positions:
-    """Count the true values at the ends of the rows.
+    """Count the consecutive true values at the end of each row, and add up the counts.
 
-    A row that ends with only one true value is not counted, because one value is not repeated.
+    A single true value at the end of a row counts as 0, because it does not show a repetition.
     """
     runs = is_equal.flip(1).cumprod(1).sum(1)
     return Positions(padded=int(runs[runs > 1].sum()), total=is_equal.numel())

@@ -1,7 +1,7 @@
 """Compute the time account of one process of a run: nanoseconds by category, and the slow steps.
 
 The input is a sequence of marks. A mark is a moment at which another category begins or at which a
-step ends. `slow_steps.py` decides which steps are slow, and why.
+step ends. `slow_step_causes.py` decides which steps are slow, and why.
 """
 
 import math
@@ -19,7 +19,7 @@ from lflops.ledger.account import (
     in_pairs,
 )
 from lflops.ledger.marks import AFTER_RUN, BETWEEN_EPOCHS, OTHER, StepEnd
-from lflops.ledger.slow_steps import LOGGING, Evidence, SlowStepVerdict, StepSpent, Usual
+from lflops.ledger.slow_step_causes import LOGGING, Evidence, SlowStepVerdict, StepSpent, Usual
 
 
 def elements(shapes: Any) -> int | None:

@@ -186,7 +186,7 @@ def _shortened(length: int, excess: int, least: int, times: int = 1) -> tuple[in
 
     Args:
         length: Number of steps in this part.
-        excess: Number of steps that the schedule has too many.
+        excess: Number of steps by which the schedule is too long.
         least: Minimum length of this part.
         times: How often the schedule contains this part.
     """

@@ -253,7 +253,7 @@ def _do_waits_explain(row: Straggler, unprofiled: RankComparison) -> bool:
 
 
 def _excess_of(rank: int, phase: str, unprofiled: RankComparison) -> Sequence[float]:
-    """Return, for each step, the time that a rank takes longer than the other ranks in a phase.
+    """Return, for each step, how much longer a rank takes than the other ranks in a phase.
 
     Empty if the comparison has no delay of this rank in this phase.
     """

@@ -33,7 +33,7 @@ from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.series import ratio
 from lflops.report.first_screen.confidence import PREEMPTED, PREEMPTED_SHARE
-from lflops.report.first_screen.findings import findings_of
+from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.step_times import phase_parts, times_of, unlike_window
 from lflops.report.first_screen.window import WindowSummary, window_summary

@@ -93,7 +93,7 @@ def check_fake_group() -> None:
             "a fake process group has the wrong number of ranks": ranks == 2,
             "the operator that waits for collectives has an unexpected name": is_wait_named,
             "receiving a tensor does not dispatch the expected operator": is_receive_seen,
-            "every received tensor is treated as a vote of pipeline stages": not is_vote,
+            "every received tensor is treated as a message between pipeline stages": not is_vote,
             "calls with which DTensor infers shapes are not recognized as such": is_inferred,
             "a fake process group is not destroyed": not torch.distributed.is_initialized(),
         }

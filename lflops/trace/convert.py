@@ -76,7 +76,7 @@ Thread = tuple[Any, Any]
 class _Call(NamedTuple):
     """A call of a module, or a whole backward pass.
 
-    A backward pass has an empty phase. It lasts from the first to the last call in backward before
+    For a whole backward pass, `phase` is empty. The pass ends with the last call in backward before
     the next step or the next call in forward.
     """
 

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from lflops.ledger.account import CATEGORIES, CAUSES, SlowStep, percentile
 from lflops.ledger.accountant import StepAccountant
 from lflops.ledger.marks import CategoryMarks, EventQueue, StepCounters
-from lflops.ledger.slow_steps import Evidence, StepSpent, _excess
+from lflops.ledger.slow_step_causes import Evidence, StepSpent, _excess
 from lflops.phase_log import BATCH, BEGIN, COUNTERS, STEP_END
 from tests.support.phase_events import Events
 

@@ -18,7 +18,7 @@ from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_c
 from lflops.monitoring.outputs.loggers import log_run
 from lflops.profile.profile import Profile
 from lflops.profile.records import Trace, TracedOperator
-from lflops.report.first_screen.findings import findings_of
+from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.screen import FirstScreen, first_screen
 from lflops.report.first_screen.step_times import times_of, unlike_window, work_ratio
 from lflops.report.first_screen.text import first_screen_rows, sparkline
@@ -972,8 +972,8 @@ def test_a_thread_that_mostly_delays_one_phase_is_reported_with_this_phase(
     both = replace(summary, findings=(replace(other, is_issue=True), thread))
     found = {each.cause: each for each in findings_of(both, ledger(groups))}
     assert is_within != ("thread" in found)
-    assert is_within == ("For 700 ms of the step" in found["other"].sentence)
-    assert is_within == found["other"].fix.endswith("Find the thread")
+    assert is_within == ("During 700 ms of the step" in found["other"].sentence)
+    assert is_within == ("gives work to a thread" in found["other"].fix)
 
 
 def test_the_overview_does_not_refer_to_notes_below() -> None:

@@ -179,7 +179,7 @@ def _wrong_shares_of_run(page: Page, figures: Mapping[str, str]) -> Iterator[str
     if figures["time trained"] != of_account.get("training"):
         yield f"{figures['time trained']} trained, and the account says {of_account}"
     for part in page.trained.rstrip(".").split("; ")[1].split(", "):
-        found = re.fullmatch(r"(.*?) (<?[\d.]+ %)", part)
+        found = re.fullmatch(r"(.*?)(?: \(once\))? (<?[\d.]+ %)", part)
         assert found is not None, part
         label, share = found.groups()
         if of_account.get(label) != share:

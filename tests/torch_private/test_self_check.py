@@ -277,7 +277,7 @@ def test_fake_tensors_that_mean_something_else_are_named(
             lambda: None,
             "receiving a tensor does not dispatch the expected operator",
         ),
-        ("is_pipeline_vote", lambda: True, "every received tensor is treated as a vote"),
+        ("is_pipeline_vote", lambda: True, "every received tensor is treated as a message"),
     ],
 )
 def test_a_fake_group_that_means_something_else_is_named(

@@ -102,10 +102,11 @@ def calling_seconds(name: str, step: StepEvidence) -> float:
 
 
 def modules_of(candidates: Iterable[Candidate], step: StepEvidence) -> set[str]:
-    """Return the names or patterns of the modules in the candidates of rules about modules.
+    """Return the modules (names or patterns) that the candidates are about.
 
-    Candidates of other rules are ignored. So are candidates about backward alone, and candidates
-    that cost too little to be reported. The result can include the root, whose name is empty.
+    Candidates of rules that are not about modules are ignored. So are candidates about backward
+    alone, and candidates that cost too little to be reported. The result can include the root,
+    whose name is empty.
     """
     names = set()
     for candidate in candidates:

@@ -49,13 +49,10 @@ class SlowRank(StepRule):
 
     name = "rank"
     threshold = Threshold(share=SHARE_OF_SLOW_RANK)
-    fix = (
-        "Look at the machine, the data and the code of this rank. The Ranks view of the dashboard "
-        "shows the phases of each rank"
-    )
+    fix = "Look at the machine, the data and the code of this rank"
     fix_in_module = (
         "Look at what this rank does differently in {where}, such as sleeps, locks or more data, "
-        "and at its machine. The Ranks view of the dashboard shows the phases of each rank"
+        "and at its machine"
     )
     right = (37, 41)
 

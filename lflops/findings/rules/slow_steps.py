@@ -66,10 +66,7 @@ class SlowStepsOfOtherRanks(RunRule):
     threshold = Threshold(share=0.05)
     verb = "is lost in"
     phrase = "slow steps in which this rank waited for another rank"
-    fix = (
-        "Look at the rank that the other ranks wait for. The Ranks view of the dashboard shows the "
-        "phases of each rank"
-    )
+    fix = "Look at the machine, the data and the code of the rank that the other ranks wait for"
     same_as = frozenset({"rank", "communication"})
 
     def may_be_due_to_others(self, run: RunEvidence) -> bool:

@@ -36,7 +36,7 @@ from lflops.profile.profile import ModuleProfile, Profile
 from lflops.profile.records import PASS_PHASES, PHASES, median_of
 from lflops.profile.series import multiplied
 from lflops.report import html as page
-from lflops.report.first_screen.findings import findings_of
+from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.text import first_screen_markdown, first_screen_rows
 from lflops.report.first_screen.window import WindowSummary, window_summary

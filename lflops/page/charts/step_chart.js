@@ -142,7 +142,8 @@ export function stepChart(groups, steps, recomputes) {
     ...kinds.map((kind) => element("li", {}, element("span", { class: `sign mark-${kind}` }, SIGNS[kind][0]), SIGNS[kind][1])),
   );
   const shared = bars.some((bar) => stepsIn(bar.groups) > 1) ? "A bar for several neighbouring steps shows their mean." : "";
-  const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest step takes ${duration(Math.max(...cut.map(({ seconds }) => seconds)))}.` : "";
+  const longestBar = cut.reduce((longer, bar) => bar.seconds > longer.seconds ? bar : longer, cut[0]);
+  const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest${longestBar.isProfiled ? ", profiled" : ""} step takes ${duration(longestBar.seconds)}.` : "";
   const remark = element("p", { class: "remark" }, [shared, longest].filter(Boolean).join(" "));
   const hint = element("p", { class: "remark keys" }, HINT);
   return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, legend, hint);

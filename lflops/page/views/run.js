@@ -18,7 +18,7 @@ const FIRST_CARDS = 3;
 const LISTED = 20;
 const OTHERS = " – not reported as issues; the times are no savings";
 /** @type {Record<string, string>} */
-const LINKS = { run: "steps", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
+const LINKS = { run: "step chart", modules: "modules", memory: "memory", ranks: "ranks", timeline: "timeline" };
 
 // Listing the windows again makes new ones, so their run is loaded again.
 /** @type {WeakMap<ProfileWindow, Promise<RunShown>>} */
@@ -104,8 +104,11 @@ function cardOf({ title, text, action, sentence, view, module, confidence, is_is
   }, LINKS[view] ?? view) : element("button", { type: "button", class: "leading", onclick: () => document.getElementById("steps")?.scrollIntoView({ behavior: "smooth" }) }, LINKS.run);
   return element(
     "div", { class: `action-card ${isIssue ? "" : "minor"}` },
-    element("span", { class: "saving" }, text), element("b", { class: "cause" }, title), element("span", { class: "action" }, action ? `${action}.` : ""),
-    element("span", { class: "evidence" }, evidence), badge(confidence, "confidence"), element("span", { class: "sentence quiet" }, sentence),
+    element("span", { class: "saving" }, text),
+    element("div", {}, element("b", { class: "cause" }, title), element("p", { class: "sentence" }, sentence)),
+    element("span", { class: "action" }, action ? `${action}.` : ""),
+    element("span", { class: "evidence" }, evidence),
+    ...(isIssue ? [badge(confidence, "confidence")] : []),
   );
 }
 

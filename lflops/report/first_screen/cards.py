@@ -154,7 +154,7 @@ def _card(finding: Finding, confidence: Confidence, ledger: Ledger | None) -> Ca
         title=_title_of(finding, ledger),
         seconds=seconds,
         text=saving,
-        action=finding.fix,
+        action="" if finding.cause == "busiest" else finding.fix,
         sentence=finding.sentence,
         view=view,
         module=finding.module,
@@ -171,6 +171,8 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
         return f"Data loading stalls {stalls.often}"
     if finding.title:
         return f"{finding.title[0].upper()}{finding.title[1:]}"
+    if finding.cause == "other" and finding.place:
+        return f"Slow hook: {plain(finding.place)}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
     if finding.rank is not None:
         title = f"rank {finding.rank} is slow"

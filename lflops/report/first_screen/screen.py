@@ -18,7 +18,7 @@ from lflops.ledger.account import Ledger
 from lflops.report.first_screen.cards import MOST_CARDS, Card, cards_of
 from lflops.report.first_screen.confidence import Confidence, confidence_in
 from lflops.report.first_screen.figures import figures_of, time_trained_sentence
-from lflops.report.first_screen.findings import findings_of
+from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.step_times import Steps, StepTimes, phase_parts, times_of
 from lflops.report.first_screen.window import RankShown, WindowSummary
 from lflops.report.report import Fact, Part

@@ -122,14 +122,11 @@ def _do_next(summary: TraceSummary) -> Iterator[str]:
 def _card(suggestion: Suggestion) -> str:
     title = f"{suggestion.title[0].upper()}{suggestion.title[1:]}"
     action = f"{suggestion.action[0].upper()}{suggestion.action[1:]}."
-    parts = [
-        f'<span class="saving">−{nanoseconds(suggestion.time)}</span>',
-        f'<b class="cause">{_text(title)}</b>',
-        f"<span>{_text(action)}</span>",
-    ]
+    what = f'<b class="cause">{_text(title)}</b>'
     if suggestion.evidence:
-        parts.append(f'<span class="sentence quiet">{_text(suggestion.evidence)}</span>')
-    return f'<div class="action-card">{"".join(parts)}</div>'
+        what += f'<p class="sentence">{_text(suggestion.evidence)}</p>'
+    saving = f'<span class="saving">−{nanoseconds(suggestion.time)}</span>'
+    return f'<div class="action-card">{saving}<div>{what}</div><span>{_text(action)}</span></div>'
 
 
 def _labelled(rows: Iterable[tuple[str, str]]) -> Iterator[str]:

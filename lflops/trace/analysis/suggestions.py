@@ -7,7 +7,7 @@ from lflops.profile.module_names import plain
 from lflops.trace.analysis.idle import Cause
 from lflops.trace.analysis.steps import device_timelines
 from lflops.trace.analysis.summary import TraceSummary
-from lflops.trace.analysis.text import nanoseconds, share, short_operator_name
+from lflops.trace.analysis.text import nanoseconds, share
 from lflops.trace.device_states import DeviceTimeline, total
 
 
@@ -107,7 +107,7 @@ Otherwise, the causes in `HOST` are named together if their sum is larger than t
 _FUSABLE = frozenset({"pointwise", "copy", "reduction", "fill"})
 """Categories of kernels that torch.compile can fuse with each other."""
 _MUCH_FUSABLE = 0.25
-"""Kernels that can be fused are mentioned if their share of the kernel time is larger."""
+"""Kernels that can be fused are mentioned if they take more than this share of the kernel time."""
 
 _LISTED_OPERATORS = 3
 """Maximum number of operators that a suggestion names."""
@@ -183,10 +183,10 @@ def _operators_on_host(summary: TraceSummary) -> str:
     whole = sum(row.self_host for row in summary.operators)
     named = []
     for row in slowest:
-        named.append(f"{plain(short_operator_name(row.name))} ({share(row.self_host, whole)})")
+        named.append(f"{plain(row.name)} ({share(row.self_host, whole)})")
     if not named:
         return ""
-    return f"On the host, the most time of operators is spent in {', '.join(named)}."
+    return f"Of the time of all operators on the host, most is spent in {', '.join(named)}."
 
 
 def _about_fusable_kernels(summary: TraceSummary) -> Iterator[Suggestion]:

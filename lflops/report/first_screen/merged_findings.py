@@ -27,6 +27,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.series import scaled
 from lflops.report.first_screen.step_times import StepTimes, times_of, work_ratio
 from lflops.report.first_screen.window import WindowSummary
+from lflops.report.text import joined
 
 
 def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Finding]:
@@ -65,7 +66,7 @@ def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes) -> list
             both = replace(
                 finding,
                 sentence=f"{finding.sentence} {_WAIT_IN_PHASE.format(units.duration(wait.seconds))}",
-                fix=f"{finding.fix}. {wait.fix}" if finding.fix else wait.fix,
+                fix=joined(finding.fix, _FIX_IN_PHASE, separator=". "),
             )
             others = [each for each in findings if each not in (finding, wait)]
             return [both, *others]
@@ -73,9 +74,10 @@ def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes) -> list
 
 
 _WAIT_IN_PHASE = (
-    "For {} of the step, the training thread waits while another thread of this process computes, "
-    "mostly in this phase."
+    "During {} of the step, mostly in this phase, another thread of this process computes and the "
+    "training thread waits for it."
 )
+_FIX_IN_PHASE = "If this code gives work to a thread, such as a logger's, let it give less work"
 
 IN_OTHER = frozenset({"gc", "logging"})
 """Causes whose time is also part of the phase `other` of a window."""
