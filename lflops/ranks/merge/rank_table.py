@@ -183,10 +183,10 @@ def _in_execution_order(places: Iterable[ModulePhase]) -> list[ModulePhase]:
 
 
 def few_intervals(intervals: Mapping[ModulePhase, int], ranks: int) -> dict[ModulePhase, int]:
-    """Join neighboring intervals if a table of all intervals would need too much memory.
+    """Join neighbouring intervals of the step if a table of all intervals would be too large.
 
-    `intervals` has the number of the interval of each place (a module in a phase). The result has
-    the new numbers. The more `ranks` a table has, the fewer intervals it may have.
+    `intervals` maps each place (a module in a phase) to the index of its interval, and the result
+    maps it to the new index. The more `ranks` a table has, the fewer intervals it may have.
     """
     number = max(intervals.values(), default=0) + 1
     most = max(min(MOST_INTERVALS, MOST_SUMS // max(ranks, 1)), FEWEST_INTERVALS)

@@ -176,7 +176,7 @@ _PHRASES = {
     "other": OtherWork.phrase,
     "optimizer": "in the steps of the optimizer",
 }
-"""Noun phrases for phases whose time is measured in all steps of a run."""
+"""How a finding names each of the phases whose time is measured in all steps of a run."""
 
 _PHASES = {"recomputed": "recompute"}
 """The name of the phase that a finding is about, keyed by the finding's cause.

@@ -49,7 +49,7 @@ CAUSES: dict[Cause, IdleCause] = {
     "data_loader": IdleCause(
         "data loader",
         "while the host waits for the data loader",
-        "use more DataLoader workers, persistent_workers or cheaper transforms",
+        "use more DataLoader workers, persistent_workers=True, or cheaper transforms",
     ),
     "synchronising": IdleCause(
         "synchronising",
@@ -89,7 +89,7 @@ SMALL = 0.01
 It is also the smallest relative difference to MFU for which HFU is mentioned.
 """
 LARGE = 0.05
-"""Share above which the verdict on a trace mentions three kinds of time.
+"""Each of these times is mentioned in the verdict on a trace only if it is above this share.
 
 * The time in a device state other than computing: above this share of the analyzed time, a sentence
   says how to reduce it.
