@@ -301,8 +301,9 @@ class Estimator:
         mixed: The dtypes in which FSDP2 computes and reduces.
         offload: Whether FSDP2 keeps shards, gradients and the optimizer's state on the host.
         progress: Whether to write the progress to stderr, or a function that receives it.
-        watch: A function that is called with the profile of each step. If it is set, the memory
-            timeline of each profile has every operator, and the allocator is not simulated.
+        watch: A function that is called with the profile and the memory record of each counted
+            step. If it is set, the memory timeline of each profile has every operator, and the
+            allocator is not simulated.
         unrolls: Whether to save time by running only a few of many equal blocks. The result is the
             same.
     """
@@ -320,7 +321,7 @@ class Estimator:
     mixed: MixedPrecisionPolicy | None = None
     offload: bool = False
     progress: bool | Progress = False
-    watch: Callable[[Profile], object] | None = None
+    watch: Callable[[StepRecord], object] | None = None
     unrolls: bool = True
 
     def run(self, make: Callable[[], Subject], *, held: Iterable[Tensor] = ()) -> Profile:
@@ -600,6 +601,9 @@ class Estimator:
         if log is not None:
             log.stop()
         steps = [StepRecord(*pair) for pair in zip(profiles, records, strict=True)]
+        if self.watch is not None:
+            for step in steps:
+                self.watch(step)
         return _Steps(steps, log)
 
     def _step(
@@ -627,14 +631,11 @@ class Estimator:
             if stepper is not None:
                 stepper.step()
         notes += self._notes(call, stepper, chip, options, counting.profile)
-        profile = replace(
+        return replace(
             counting.profile,
             notes=counting.profile.notes + tuple(notes),
             communication=tuple(_with_numbered_groups(counting.profile.communication)),
         )
-        if self.watch is not None:
-            self.watch(profile)
-        return profile
 
     def _notes(
         self,

@@ -195,7 +195,7 @@ def test_shapes_that_a_sharded_operator_infers_are_no_work_of_the_step() -> None
         optimizer=torch.optim.AdamW,
         hardware="H100 SXM",
         mesh={"data": 4},
-        watch=steps.append,
+        watch=lambda step: steps.append(step.profile),
     ).run(lambda: Subject(Blocks(), (BATCH,), {}, torch.sum))
     peaks = []
     for step in steps:

@@ -27,6 +27,7 @@ from lflops.estimation.planning.block_chain import (
     unit_numbers,
     units_of,
 )
+from lflops.estimation.unrolling import StepRecord
 from lflops.inputs.arguments import check_module
 from lflops.profile.profile import Memory, OpCount, Profile
 
@@ -264,12 +265,11 @@ class BlockTrials:
 
         With an optimizer there are two steps, because the first step creates the optimizer's state.
         """
-        steps: list[Profile] = []
+        steps: list[StepRecord] = []
         self._estimator.watch = steps.append
         profile = self.estimate(policies, folds)
         self._estimator.watch = None
-        number = 1 if self._estimator.optimizer is None else 2
-        return [replace(step, run=profile.run) for step in steps[-number:]]
+        return [replace(step.profile, run=profile.run) for step in steps]
 
 
 def policies_of(units: Sequence[tuple[str, ...]], choices: Sequence[Policy]) -> dict[str, Policy]:

@@ -26,6 +26,7 @@ from lflops.estimation.equal_blocks import Fold, folded, folds_of, full_names, s
 from lflops.estimation.estimate import Estimator, Subject
 from lflops.estimation.mesh import heads_of, tensor_plan
 from lflops.estimation.planning.block_trials import memory_of
+from lflops.estimation.unrolling import NotPeriodicError, StepRecord, Unrolling
 from lflops.model.module_tree import blocks_in
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import OP_COUNT_FIELDS, Communication, Moment, OpCount, Profile
@@ -191,6 +192,61 @@ def moved(sheet: Sheet, low: Sheet, high: Sheet, share: float) -> Sheet:
     return found
 
 
+class _FewBlocks:
+    """The steps of a model from which some equal blocks were removed, and their sheet.
+
+    Args:
+        steps: The steps of the estimate.
+        folds: The sequences of equal blocks from which blocks were removed.
+        blocks: Names of all blocks of the whole model.
+
+    Attributes:
+        sheet: The work of the last step, and the peak memory of all steps.
+    """
+
+    def __init__(
+        self, steps: Sequence[StepRecord], folds: Sequence[Fold], blocks: Sequence[str]
+    ) -> None:
+        self._steps = steps
+        self._folds = folds
+        self._blocks = blocks
+        self.sheet = _sheet([step.profile for step in steps], roles_of(folds, blocks))
+
+    def with_one_more_block(self) -> Sheet | None:
+        """Derive the sheet of the model that keeps one block more.
+
+        Returns `None` if the sheet cannot be derived from these steps.
+        """
+        (fold,) = self._folds
+        longer = fold._replace(kept=fold.kept + 1)
+        unrolling = Unrolling(fold, longer.kept)
+        try:
+            profiles = [unrolling.profile(step, step.profile) for step in self._steps]
+        except NotPeriodicError:
+            return None
+        return _sheet(profiles, roles_of([longer], self._blocks))
+
+
+def roles_of(folds: Sequence[Fold], blocks: Sequence[str]) -> dict[str, Role]:
+    """Return the role of each block of a folded model.
+
+    The first and the last block of a sequence of equal blocks have separate roles.
+
+    Args:
+        folds: The sequences of equal blocks from which blocks were removed.
+        blocks: Names of all blocks of the whole model.
+    """
+    role_of_block: dict[str, Role] = {}
+    for fold in folds:
+        inner = range(fold.first + 1, fold.first + fold.length - 1)
+        for number in inner:
+            role_of_block[fold.block(number)] = Role(fold.block(inner[0]), len(inner))
+    roles = {}
+    for name, full_name in full_names(folds, blocks).items():
+        roles[name] = role_of_block.get(full_name, Role(full_name, 1))
+    return roles
+
+
 class WorkSheets:
     """Computes the sheets of one model from estimates with only a few of its equal blocks.
 
@@ -230,6 +286,9 @@ class WorkSheets:
         self._progress = progress
         self._lines: dict[str, _DepthLines] = {}
         self._sheets: dict[tuple[str, int | None], Sheet] = {}
+        # The checkpointing and the dimensions of the mesh with which the sheet of the longer model
+        # was equal to the sheet that is derived from the shorter model.
+        self._derivable: set[tuple[Policy, frozenset[str]]] = set()
         self._block_names: list[str] = []
         self._folds: Sequence[Fold] = ()
         self.blocks: list[str] = []
@@ -315,6 +374,17 @@ class WorkSheets:
         return self._block_names[begin : begin + role.blocks]
 
     def _estimated_lines(self, case: Case) -> _DepthLines:
+        """Return the sheets of the longer model and of each shorter model.
+
+        The operators depend on the checkpointing and on the dimensions of the mesh, but not on the
+        number of samples or ranks. So if the sheet of the longer model can be derived from the
+        shorter model in one case, it is derived in all cases with the same operators.
+        """
+        operators = (case.policy, frozenset(case.mesh))
+        if operators in self._derivable:
+            lines = self._derived_lines(case)
+            if lines is not None:
+                return lines
         try:
             longer = self._estimated(case, None)
         except Exception:  # noqa: BLE001 - an error of the whole model is raised below
@@ -322,25 +392,31 @@ class WorkSheets:
             longer = self._estimated(case, ())
         shorter = []
         for fold, folds in shorter_folds(self._folds):
-            shorter.append((fold.length, self._estimated(case, folds)))
-        return _DepthLines(longer, shorter)
+            run = self._estimated(case, folds)
+            shorter.append((fold.length, run.sheet))
+            if len(self._folds) == 1 and _are_same(run.with_one_more_block(), longer.sheet):
+                self._derivable.add(operators)
+        return _DepthLines(longer.sheet, shorter)
 
-    def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> Sheet:
-        steps: list[Profile] = []
+    def _derived_lines(self, case: Case) -> _DepthLines | None:
+        """Estimate only the shorter model, and derive the sheet of the longer model from it.
+
+        Returns `None` if this is impossible.
+        """
+        (fold,) = self._folds
+        run = self._estimated(case, [fold._replace(kept=BLOCKS_TO_ESTIMATE - 1)])
+        longer = run.with_one_more_block()
+        if longer is None:
+            return None
+        return _DepthLines(longer, [(fold.length, run.sheet)])
+
+    def _estimated(self, case: Case, folds: Sequence[Fold] | None) -> _FewBlocks:
+        steps: list[StepRecord] = []
         self._run(case, folds, steps.append)
-        # The first and the last block of a sequence of equal blocks have separate roles.
-        role_of_block: dict[str, Role] = {}
-        for fold in self._folds:
-            inner = range(fold.first + 1, fold.first + fold.length - 1)
-            for number in inner:
-                role_of_block[fold.block(number)] = Role(fold.block(inner[0]), len(inner))
-        roles = {}
-        for name, full_name in full_names(self._folds, self._block_names).items():
-            roles[name] = role_of_block.get(full_name, Role(full_name, 1))
-        return _sheet(steps[-2:], roles)
+        return _FewBlocks(steps, self._folds, self._block_names)
 
     def _run(
-        self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[Profile], None] | None
+        self, case: Case, folds: Sequence[Fold] | None, watch: Callable[[StepRecord], None] | None
     ) -> Profile:
         """Estimate a case, for a model from which some equal blocks are removed.
 
@@ -348,7 +424,7 @@ class WorkSheets:
             case: The training configuration.
             folds: The sequences of equal blocks from which blocks are removed. `None` stands for
                 all sequences that are long enough.
-            watch: Function that is called with the profile of each step; `None` without one.
+            watch: Function that is called with the record of each step; `None` without one.
         """
         self.estimates += 1
         if self._progress is not None:
@@ -382,6 +458,14 @@ class WorkSheets:
         self.heads = heads_of(model)
         self.has_tensor_plan = bool(tensor_plan(model))
         return runs
+
+
+def _are_same(one: Sheet | None, other: Sheet) -> bool:
+    """Return whether two sheets have the same numbers in the same order.
+
+    The order matters because sums of floating-point numbers depend on it.
+    """
+    return one is not None and list(one.items()) == list(other.items())
 
 
 def _at_depth(lines: _DepthLines, depth: int | None) -> Sheet:
