@@ -286,9 +286,9 @@ class WorkSheets:
         self._progress = progress
         self._lines: dict[str, _DepthLines] = {}
         self._sheets: dict[tuple[str, int | None], Sheet] = {}
-        # The checkpointing and the dimensions of the mesh with which the sheet of the longer model
-        # was equal to the sheet that is derived from the shorter model.
-        self._derivable: set[tuple[Policy, frozenset[str]]] = set()
+        # The equal blocks of the shorter model, keyed by the checkpointing and the dimensions of the
+        # mesh with which the sheet of the longer model could be derived from the shorter model.
+        self._derivable: dict[tuple[Policy, frozenset[str]], Fold] = {}
         self._block_names: list[str] = []
         self._folds: Sequence[Fold] = ()
         self.blocks: list[str] = []
@@ -382,7 +382,7 @@ class WorkSheets:
         """
         operators = (case.policy, frozenset(case.mesh))
         if operators in self._derivable:
-            lines = self._derived_lines(case)
+            lines = self._derived_lines(case, self._derivable[operators])
             if lines is not None:
                 return lines
         try:
@@ -395,16 +395,18 @@ class WorkSheets:
             run = self._estimated(case, folds)
             shorter.append((fold.length, run.sheet))
             if len(self._folds) == 1 and _are_same(run.with_one_more_block(), longer.sheet):
-                self._derivable.add(operators)
+                self._derivable[operators] = folds[0]
         return _DepthLines(longer.sheet, shorter)
 
-    def _derived_lines(self, case: Case) -> _DepthLines | None:
+    def _derived_lines(self, case: Case, fold: Fold) -> _DepthLines | None:
         """Estimate only the shorter model, and derive the sheet of the longer model from it.
 
-        Returns `None` if this is impossible.
+        `fold` has the equal blocks of the shorter model. Returns `None` if this is impossible.
         """
-        (fold,) = self._folds
-        run = self._estimated(case, [fold._replace(kept=BLOCKS_TO_ESTIMATE - 1)])
+        try:
+            run = self._estimated(case, [fold])
+        except Exception:  # noqa: BLE001 - the estimate of the longer model raises it again
+            return None
         longer = run.with_one_more_block()
         if longer is None:
             return None
