@@ -65,8 +65,24 @@ The bounds of operators that are not in the trace count as well.
 TRACED_SHARE = 0.25
 """Operators are listed with their times only if the trace shows this share of a finding's time."""
 
-NOT_FUSED = ("_linalg", "linalg", "_fft", "sort", "topk", "unique", "_unique", "cholesky", "svd")
-"""Operators whose names begin like this are not fused with others, because libraries run them."""
+NOT_FUSED = (
+    "_linalg_",
+    "linalg_cholesky",
+    "linalg_eig",
+    "linalg_householder",
+    "linalg_inv",
+    "linalg_lu",
+    "linalg_matrix_exp",
+    "linalg_qr",
+    "linalg_solve",
+    "_fft",
+    "sort",
+    "topk",
+    "unique",
+    "_unique",
+    "cholesky",
+)
+"""No compiler fuses the operators whose names begin like this, such as matrix decompositions."""
 
 MANY_CALLS = 200
 """If each call of a module calls this many operators, the module probably loops in Python."""
@@ -110,6 +126,10 @@ class OwnOperators:
     def are_traced(self, seconds: float) -> bool:
         """Return whether the trace shows at least `TRACED_SHARE` of the given seconds."""
         return sum(self.traced.values()) >= TRACED_SHARE * seconds > 0
+
+    def are_suspected(self, seconds: float) -> bool:
+        """Return whether the operators may take the given seconds, but the trace does not show it."""
+        return self.explains(seconds) and not self.are_traced(seconds)
 
     def slow_operator(self, seconds: float) -> str:
         """Return the operator that takes most of the given seconds, if no compiler can fuse it.

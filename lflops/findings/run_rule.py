@@ -246,7 +246,7 @@ class RunRule(Rule):
     def finding(self, seconds: float, run: RunEvidence, *, is_issue: bool) -> Finding:
         """Make a finding from a cost in seconds of the whole run."""
         share = seconds / run.training_seconds
-        per_step = seconds / max(run.ledger.steps, 1)
+        per_step = seconds / run.ledger.counted_steps
         part = f"{units.percent(share)} of the training loop's time"
         cost = f"{part} ({units.duration(per_step)} per step)"
         return Finding(
@@ -353,9 +353,9 @@ class OnceAllowedRule(RunRule):
 class UncertainRule(RunRule):
     """A rule about a cost that a ledger alone cannot prove to be an issue.
 
-    The cost is reported only if the run has no profile. It is an issue only if it is very large, or
-    never. It is not reported for a run on a GPU or another device, because the host waits for the
-    device in any phase.
+    The cost is reported only if the run has no profile. Some of these rules report an issue if the
+    cost is very large, the others never do. Nothing is reported for a run on a GPU or another
+    device, because the host waits for the device in any phase.
 
     Attributes:
         category: The ledger category that contains the cost.
@@ -373,8 +373,12 @@ class UncertainRule(RunRule):
             and run.profile is None
             and seconds >= LARGE_SHARE * run.training_seconds > 0
         ):
-            least = self.very_large_share
-            is_issue = least is not None and (
-                seconds >= least * run.allowance * run.training_seconds
-            )
-            yield self.finding(seconds, run, is_issue=is_issue)
+            yield self.finding(seconds, run, is_issue=self.is_issue(seconds, run))
+
+    def is_issue(self, seconds: float, run: RunEvidence) -> bool:
+        share = self.very_large_share
+        if share is None or seconds / run.ledger.counted_steps < self.threshold.seconds:
+            return False
+        # Slow steps with the same cause have a finding of their own.
+        is_reported = run.seconds_by_rule.get(self.name, 0.0) >= self.least_seconds(run)
+        return not is_reported and seconds >= share * run.allowance * run.training_seconds

@@ -31,12 +31,14 @@ class Stalls(NamedTuple):
         often: How often these steps occur, such as `every 3rd step` or `in 7 of 90 steps`.
         is_regular: Whether most of these steps are equally far apart.
         share: The number of these steps as a share of all steps.
+        usual: Mean time of the phase in all other steps, or `None` if it is unknown.
     """
 
     seconds: float
     often: str
     is_regular: bool
     share: float
+    usual: float | None
 
 
 def stalls_of(ledger: Ledger | None, phase: str = "data") -> Stalls | None:
@@ -51,7 +53,10 @@ def stalls_of(ledger: Ledger | None, phase: str = "data") -> Stalls | None:
         else:
             joined += group.steps
     stalls = stalls_in(times)
-    if stalls is None or stalls.is_regular or not joined:
+    if stalls is None or not joined:
+        return stalls
+    stalls = stalls._replace(usual=None)
+    if stalls.is_regular:
         return stalls
     # In a long run, the ledger has the times of single steps only for some of the steps.
     return stalls._replace(often=f"in about {units.percent(stalls.share)} of the steps")
@@ -87,7 +92,9 @@ def stalls_in(times: Sequence[float]) -> Stalls | None:
     if is_regular:
         often = f"every {_ordinal(usual_distance)} step"
     share = len(long) / len(times)
-    return Stalls(sum(long_seconds) / len(long), often, is_regular, share)
+    mean = sum(long_seconds) / len(long)
+    in_others = (sum(times) - sum(long_seconds)) / len(usual)
+    return Stalls(mean, often, is_regular, share, in_others)
 
 
 FEWEST_PAUSES = 2
@@ -111,8 +118,8 @@ class Pauses(NamedTuple):
 def pauses_of(ledger: Ledger, category: str) -> Pauses | None:
     """Return the pauses of a category, such as validation, or `None` if there are fewer than two.
 
-    In a long run, the ledger joins neighbouring steps in groups. Then the result is exact only if
-    at most every second group contains a pause. Otherwise, it is `None`.
+    In a long run, the ledger joins neighbouring steps in groups. If pauses are in neighbouring
+    groups, a group may have several of them, so the result is `None`.
     """
     steps = []
     durations = []
@@ -125,8 +132,9 @@ def pauses_of(ledger: Ledger, category: str) -> Pauses | None:
     distances = [after - before for before, after in pairwise(steps)]
     if len(steps) < FEWEST_PAUSES or (largest > 1 and min(distances) < 2 * largest):
         return None
-    usual = sorted(distances)[len(distances) // 2]
-    near = [each for each in distances if abs(each - usual) < largest]
+    usual = round((steps[-1] - steps[0]) / len(distances))
+    tolerance = 0 if largest == 1 else largest
+    near = [each for each in distances if abs(each - usual) <= tolerance]
     often = ""
     if usual > 1 and len(near) >= REGULAR_SHARE * len(distances):
         number = f"{_ordinal(usual)} step"

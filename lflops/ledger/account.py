@@ -255,6 +255,14 @@ class Ledger(Struct, Displayed, frozen=True, kw_only=True):
     device: str = ""
     others: int = 0
 
+    @property
+    def counted_steps(self) -> int:
+        """Number of steps whose times are in the ledger, at least 1.
+
+        `steps` may also include the steps of an earlier run that was continued in a new folder.
+        """
+        return sum(group.steps for group in self.step_groups) or max(self.steps, 1)
+
     def by_group(self) -> dict[str, float]:
         """Return the seconds by category, largest first, without the division by phase and cause.
 

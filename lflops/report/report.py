@@ -22,7 +22,7 @@ from lflops.findings.registry import part_rule
 from lflops.profile.module_names import added_up, fold_repeats, parent_of, plain
 from lflops.profile.notes import are_times_far_off, notes_with, sentence
 from lflops.profile.profile import ModuleProfile, Profile, Run
-from lflops.profile.records import PHASES
+from lflops.profile.records import PHASES, median_of
 from lflops.profile.series import ratio
 from lflops.profile.settings_advice import how_to_measure_peak, how_to_pass_units
 from lflops.profile.steps import WITHIN_FORWARD, Step
@@ -249,7 +249,7 @@ def _speed(analysis: Analysis) -> Iterator[Fact]:
         yield _fact(unit, None, "s", f"no unprofiled {several}")
         return
     yield _fact(unit, times.mean, "s", _basis_of_step(analysis))
-    yield from _phases(times, unit, takes_derivatives=analysis.profile.run.takes_derivatives)
+    yield from _phases(times, unit, has_derivatives=_has_derivatives_in_forward(analysis))
     remark = ""
     if times.samples_per_second is None:
         advice = how_to_pass_units(analysis.profile.run)
@@ -316,7 +316,7 @@ def _first_to_last(steps: range) -> str:
     return f"{steps.start:,} to {steps[-1]:,}"
 
 
-def _phases(times: StepTimes, unit: str, *, takes_derivatives: bool) -> Iterator[Fact]:
+def _phases(times: StepTimes, unit: str, *, has_derivatives: bool) -> Iterator[Fact]:
     """Yield the time of each phase, and the times of parts of forward and backward.
 
     The times of the phases add up to the time of the step. The time of a part is included in the
@@ -324,7 +324,7 @@ def _phases(times: StepTimes, unit: str, *, takes_derivatives: bool) -> Iterator
     """
     for name, seconds in with_recompute(times.parts, times.recomputed_share).items():
         remark = ""
-        if name == "forward" and takes_derivatives:
+        if name == "forward" and has_derivatives:
             remark = "with backward work that torch.autograd.grad runs in this phase"
         yield _phase(times, name, seconds, remark, of=unit)
         if name == "forward":
@@ -340,6 +340,20 @@ def _phases(times: StepTimes, unit: str, *, takes_derivatives: bool) -> Iterator
                 of=name,
                 share=times.share(times.waiting),
             )
+
+
+def _has_derivatives_in_forward(analysis: Analysis) -> bool:
+    """Return whether `torch.autograd.grad` runs backward work of modules in the phase forward."""
+    profile = analysis.profile
+    of_modules = median_of(profile.modules[""].backward.seconds)
+    in_phase = analysis.step_times.phases.get("backward")
+    if not profile.run.takes_derivatives or of_modules is None or in_phase is None:
+        return False
+    return of_modules > LONGER_THAN_PHASE * in_phase
+
+
+LONGER_THAN_PHASE = 1.25
+"""Backward of modules is partly in forward if it takes this many times as long as its phase."""
 
 
 def _phase(times: StepTimes, name: str, seconds: float, remark: str, *, of: str) -> Fact:

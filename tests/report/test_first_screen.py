@@ -924,6 +924,7 @@ def test_other_programs_are_no_longer_phase() -> None:
         ((5, 15, 25), 1, "between steps: 5.00 s every 10th step."),
         ((5, 12, 25), 1, "between steps: 5.00 s each time."),
         ((10, 30, 50), 4, "between steps: 5.00 s about every 80th step."),
+        ((10, 30, 51), 4, "between steps: 5.00 s about every 82nd step."),
         ((10, 11, 12), 4, "between steps."),
         ((5,), 1, "between steps."),
     ],
@@ -947,8 +948,8 @@ def test_a_validation_is_described_by_its_duration_and_its_distance(
         )
     run = ledger(groups, validation=5.0 * len(before))
     said = first_screen(None, run).steps.said  # type: ignore[union-attr]
-    each = 5.0 * len(before) / 60
-    assert said.endswith(f", plus {units.duration(each)} of validation between the steps")
+    each = 5.0 * len(before) / (60 * length)
+    assert said.endswith(f"; not included per step: {units.duration(each)} of validation")
     found = findings_of(None, run)
     (sentence,) = (each.sentence for each in found if each.cause == "validation")
     assert sentence.endswith(f"is spent on validation {end}")
@@ -1016,5 +1017,7 @@ def test_much_time_outside_all_phases_is_an_issue_even_without_a_window(
     assert is_issue == found["other"].is_issue
     assert "(200 ms) is spent in the steps of the optimizer." in found["optimizer"].sentence
     assert not found["optimizer"].is_issue
-    card = next(each for each in first_screen(None, run).cards if each.cause == "other")
+    screen = first_screen(None, run)
+    card = next(each for each in screen.cards if each.cause == "other")
     assert "Time outside all phases" == card.title
+    assert is_issue == (screen.nothing == "")

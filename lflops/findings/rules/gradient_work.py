@@ -55,5 +55,8 @@ class GradientWork(PartRule):
             return self.fix_in_transformers
         if step.is_lightning:
             return self.fix
-        has_foreach = any(count.operator == "_foreach_norm" for count in step.profile.op_counts)
+        has_foreach = any(
+            count.operator == "_foreach_norm" and count.phase != "optimizer"
+            for count in step.profile.op_counts
+        )
         return self.fix_if_clipped_fast if has_foreach else self.fix_of_custom_loop

@@ -65,7 +65,7 @@ class LongerThanInWindow(RunRule):
         phase = plain(longer.name)
         others = ""
         if longer.others >= NOTICEABLE:
-            others = f" (the other phases take {longer.others:.1f} × as long as in the window)"
+            others = f" (the other phases of the model take {longer.others:.1f} × as long as in the window)"
         growth = _growth(longer, run.ledger)
         sentence = (
             f"{units.percent(share)} of the training loop's time "

@@ -12,13 +12,13 @@ from lflops.findings.rules.gradient_hooks import GradientHooks, hooked_patterns
 from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
 
 MAIN_SHARE = 0.5
-"""If one of several repeated modules takes at least this share of their time, it is named alone.
-
-It must also take `TIMES_ITS_PART` times as long as the mean of them, because one of two equal
-modules always takes half of their time.
-"""
+"""If one of several repeated modules takes at least this share of their time, it is named alone."""
 
 TIMES_ITS_PART = 1.5
+"""A module that is named alone takes at least this many times as long as the mean of all.
+
+One of two equal modules always takes half of their time.
+"""
 
 LONG_BACKWARD = 1e-3
 """Python code in a module's backward can be an issue if a call takes at least this many seconds."""
@@ -71,13 +71,12 @@ class OwnCode:
         is_forward = self.more_in_forward - explained >= MAIN_SHARE * seconds
         return is_forward and self.has_hooks(seconds)
 
-    def operators_in(self, seconds: float, *, is_python: bool) -> str:
+    def operators_in(self, seconds: float, *, is_in_hooks: bool) -> str:
         """Return the end of the sentence about `seconds` in this code, which names its operators.
 
-        If Python code takes most of the time, operators of unknown time are not named.
+        If hooks take most of the time, operators of unknown time are not named.
         """
-        is_explained = self.operators.explains(seconds)
-        if is_python and is_explained and not self.operators.are_traced(seconds):
+        if is_in_hooks and self.operators.are_suspected(seconds):
             return ""
         return self.operators.within(seconds)
 
@@ -123,7 +122,12 @@ class NoMatmuls(StepRule):
         "{where} makes {calls} operator calls in a step. Replace Python loops by operators on "
         "whole tensors, or compile {where}, for example with torch.compile"
     )
+    fix_of_loops = (
+        "The {modules} make {calls} operator calls in a step. Replace Python loops by operators on "
+        "whole tensors, or compile these modules, for example with torch.compile"
+    )
     fix_of_hooks = "Let the forward hooks on {where} or its layers work only every N steps"
+    fix_of_hooks_of_several = "Let the forward hooks on the {modules} work only every N steps"
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.breakdown is not None or step.are_module_times_unreliable:
@@ -179,10 +183,10 @@ class NoMatmuls(StepRule):
             "number": number,
             "modules": places[0] if is_one_place else f"{number} {main.kind} modules",
             "is_one_place": is_one_place,
-            "operators": code.operators_in(seconds, is_python=is_in_hooks or is_python),
+            "operators": code.operators_in(seconds, is_in_hooks=is_in_hooks),
             "pass": code.slower,
             "hooks": " or in forward hooks" if code.has_hooks(seconds) else "",
-            "calls": units.count(own_code(places[:1], step).operators.calls),
+            "calls": units.count(code.operators.calls),
             "slow_operator": code.operators.slow_operator(seconds),
             "is_python": is_in_hooks or is_python,
             "title": self._title_of(is_python=is_python, is_in_hooks=is_in_hooks),
@@ -204,7 +208,11 @@ class NoMatmuls(StepRule):
         fix = str(candidate.facts["fix"])
         if candidate.facts["is_one_place"]:
             return fix
-        return fix.replace("{where}", "the {modules}")
+        of_several = {
+            self.fix_of_loop: self.fix_of_loops,
+            self.fix_of_hooks: self.fix_of_hooks_of_several,
+        }
+        return of_several.get(fix, fix.replace("{where}", "the {modules}"))
 
     def _title_of(self, *, is_python: bool, is_in_hooks: bool) -> str:
         if is_in_hooks:

@@ -14,11 +14,11 @@ MOSTLY_FROZEN_SHARE = 0.5
 """Frozen layers are reported if they have at least this share of the MACs of forward."""
 
 
-LARGE_RATIO = 1.8
+RATIO_WITH_WEIGHTS = 1.8
 """If backward has this many times as many MACs as forward, it computes gradients of weights."""
 
 WEIGHT_PRODUCTS = {"mm", "addmm", "linear", "convolution", "convolution_backward"}
-"""Operators that multiply by a weight. Other matmuls may have two inputs that need gradients."""
+"""Operators that usually multiply by a weight. Both inputs of other matmuls may need gradients."""
 
 
 class FrozenLayers(StepRule):
@@ -42,7 +42,8 @@ class FrozenLayers(StepRule):
             return
         frozen = []
         for module in _modules_without_backward(step).values():
-            if module.parameters and not module.trainable_parameters:
+            is_frozen = module.parameters and not module.trainable_parameters
+            if is_frozen and module.calls:
                 frozen.append(module.forward)
         macs = sum(work.self_macs for work in frozen)
         if macs < MOSTLY_FROZEN_SHARE * forward:
@@ -76,12 +77,12 @@ class GradientsOfFrozenWeights(StepRule):
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if step.are_module_times_unreliable or step.profile.run.takes_derivatives:
             return
-        with_attention = _modules_with_other_macs(step)
+        with_other_macs = _modules_with_other_macs(step)
         found = []
         seconds = 0.0
         for name, module in step.profile.modules.items():
             timed = module.backward.self_seconds
-            if timed is None or name in with_attention or not _has_large_gradients(module):
+            if timed is None or name in with_other_macs or not _has_large_gradients(module):
                 continue
             found.append(name)
             seconds += timed.median * (1 - module.forward.self_macs / module.backward.self_macs)
@@ -102,8 +103,10 @@ def _has_large_gradients(module: ModuleProfile) -> bool:
     if not forward or module.trainable_parameters is None:
         return False
     is_frozen = module.trainable_parameters <= MOSTLY_FROZEN_SHARE * module.parameters
-    is_leaf = module.forward.macs == forward and module.parameters > 0
-    return is_frozen and is_leaf and module.backward.self_macs >= LARGE_RATIO * forward
+    has_adapter = module.trainable_parameters > 0
+    is_leaf = module.forward.macs == forward
+    is_large = module.backward.self_macs >= RATIO_WITH_WEIGHTS * forward
+    return is_frozen and has_adapter and is_leaf and is_large
 
 
 def _modules_with_other_macs(step: StepEvidence) -> set[str]:

@@ -71,8 +71,7 @@ class OutsideLayers(ModuleRule):
             operators = step.operator_times.of({""}, _phases_outside(step, seconds))
             times = operators.times(seconds)
             in_operators = operators.within(seconds)
-            are_blamed = operators.explains(seconds) and not operators.are_traced(seconds)
-            if are_blamed and _is_python(seconds, step):
+            if operators.are_suspected(seconds) and _is_python(seconds, step):
                 in_operators = ""
             if _has_reference_model(step.root):
                 times = {}

@@ -47,14 +47,16 @@ class FurtherDerivatives(StepRule):
         timed = step.root.backward.seconds
         if not step.profile.run.takes_derivatives or timed is None:
             return
+        if step.are_module_times_unreliable or _has_other_backward(step):
+            return
         if not forward or backward < LARGE_RATIO * forward:
             return
         facts: Facts = {"ratio": backward / forward}
-        seconds = timed.median * _needless_share(forward, backward)
+        seconds = timed.median * _share_beyond_usual(forward, backward)
         yield Candidate(rule=self, seconds=seconds, facts=facts)
 
 
-def _needless_share(forward: int, backward: int) -> float:
+def _share_beyond_usual(forward: int, backward: int) -> float:
     """Return the share of backward's MACs beyond the usual ratio."""
     return 1 - USUAL_RATIO * forward / backward
 
@@ -88,11 +90,16 @@ class RepeatedBackward(StepRule):
         backward = step.root.backward.macs
         if not forward or backward < LARGE_RATIO * forward:
             return
-        if _largest_call(step, "backward") > LARGEST_CALL * _largest_call(step, "forward"):
+        if _has_other_backward(step):
             return
         facts: Facts = {"ratio": backward / forward}
-        seconds = step.times.phases.get("backward", 0.0) * _needless_share(forward, backward)
+        seconds = step.times.phases.get("backward", 0.0) * _share_beyond_usual(forward, backward)
         yield Candidate(rule=self, seconds=seconds, facts=facts)
+
+
+def _has_other_backward(step: StepEvidence) -> bool:
+    """Return whether an operator of backward has no counterpart in forward."""
+    return _largest_call(step, "backward") > LARGEST_CALL * _largest_call(step, "forward")
 
 
 def _largest_call(step: StepEvidence, phase: Phase) -> float:

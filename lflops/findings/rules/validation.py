@@ -22,7 +22,6 @@ class Inference(BetweenStepsRule):
     """
 
     name = "inference"
-    category = "inference"
     threshold = Threshold(reported=0.05)
     verb = "is spent on"
     phrase = "inference without gradients (rollout, evaluation or generation)"

@@ -256,6 +256,10 @@ class AutoDetectedPhases(LoopPhases):
         self._recomputes = False
         # set after the training loader has ended
         self._is_between = False
+        # Since the training loader fetched its last batch: the number of batches of other loaders,
+        # and of calls of models in eval mode without gradients. A loop may fetch a batch ahead.
+        self._validation_batches = 0
+        self._validation_calls = 0
         # iterator of the loader that made the last fetch
         self._last: ref[Any] | None = None
         # moment at which the last fetch began
@@ -456,6 +460,7 @@ class AutoDetectedPhases(LoopPhases):
             trains: Whether the model was in training mode.
         """
         is_validated = not learns and (self._was_fetched or not trains)
+        self._validation_calls += is_validated
         if is_validated is not self._is_validating:
             has_loader = self._last is not self._trains
             loading = self._took if has_loader else 0
@@ -534,14 +539,20 @@ class AutoDetectedPhases(LoopPhases):
             # The code after a validation, for example saving a checkpoint, is not part of it.
             if self._is_validating:
                 self._turn(begins=False)
-                # The loader's last batch is used. Later calls without gradients are inference.
-                self._last = self._trains
+                if self._validation_calls >= self._validation_batches:
+                    # Each batch was used. Later calls without gradients are inference.
+                    self._last = self._trains
             if self._trains is not None and (loader is None or loader is self._trains):
                 self._is_between = True
                 self._epoch_ends()
-        elif error is None and not self._is_validating:
-            self._last = loader
-            self._took = self.log.clock() - self._begun
+        elif error is None:
+            is_other = loader is not self._trains
+            self._validation_batches = self._validation_batches + 1 if is_other else 0
+            if not is_other:
+                self._validation_calls = 0
+            if not self._is_validating:
+                self._last = loader
+                self._took = self.log.clock() - self._begun
 
     def _learns(self, losses: tuple[Any, ...]) -> None:
         """Handle the beginning of a backward pass."""

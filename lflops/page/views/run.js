@@ -90,10 +90,11 @@ function doNext({ cards, nothing }, context) {
   }
   fill(context?.state.all ? cards.length : FIRST_CARDS);
   const isAnyIssue = cards.some((card) => card.is_issue);
-  const meaning = isAnyIssue ? " – the time that each fix saves at most per step" : " – no issue was found; the times are per step";
+  const meaning = isAnyIssue ? " – the time that each fix saves at most per step" : " – the times are per step";
   return element(
     "div", { class: "do-next" }, element("h2", {}, cards.length && !isAnyIssue ? "Where time goes" : "Do next", cards.length ? element("span", { class: "quiet" }, meaning) : null),
-    ...(nothing ? [element("p", {}, nothing)] : [list, more]),
+    ...(nothing ? [element("p", {}, nothing)] : []),
+    ...(cards.length ? [list, more] : []),
   );
 }
 

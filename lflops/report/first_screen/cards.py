@@ -180,7 +180,7 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
         title = f"{title} in {plain(finding.module)}"
     elif finding.place:
         title = f"{title}: {plain(finding.place)}"
-    elif stalls is not None and stalls.is_regular:
+    elif stalls is not None and stalls.is_regular and stalls.often in finding.sentence:
         title = f"{title}, mostly {stalls.often}"
     return f"{title[0].upper()}{title[1:]}"
 

@@ -48,8 +48,8 @@ def confidence_in(window: WindowSummary | None, ledger: Ledger | None) -> Confid
         # The first text has the number of timed steps, which is smaller than the number of steps in
         # the run.
         doubts[0] = f"the window has {doubts[0]}"
-    # The log has no notes. `lflops show` and the page show them anyway.
-    why += [text for text in doubts if not text.endswith(" below")]
+    # A log has no notes below this text.
+    why += [text.replace(" below", " in the output of lflops show") for text in doubts]
     unlike = unlike_window(window, ledger)
     if unlike:
         why.append(unlike)

@@ -38,31 +38,32 @@ def findings_of(window: WindowSummary | None, ledger: Ledger | None) -> list[Fin
     """
     of_step: Sequence[Finding] = () if window is None else window.findings
     if ledger is None:
-        return ordered(of_step)
+        return ordered(_with_thread_in_phase(of_step, times_of(window, None)))
     profile = None if window is None else window.profile
     times = times_of(window, ledger)
     if times is None or times.steps.source != "run":
-        return ordered(_with_run_findings(of_step, ledger, profile, IN_OTHER))
+        found = _with_run_findings(of_step, ledger, profile, IN_OTHER)
+        return ordered(_with_thread_in_phase(found, times))
     of_step = _of_steps_of_run(of_step, window, times, ledger)
     found = _with_run_findings(of_step, ledger, profile, _in_other(window, times, ledger))
     of_mean = [_of_mean_of_run(finding, times, ledger) for finding in found]
     return ordered(_with_thread_in_phase(of_mean, times))
 
 
-def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes) -> list[Finding]:
+def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes | None) -> list[Finding]:
     """Report the wait for another thread in the finding about the phase that contains it.
 
     Users would add up the costs of two findings. The phase contains most of the wait if the rest
     of the step is too short for half of it.
     """
     wait = next((each for each in findings if each.cause == "thread" and each.is_issue), None)
-    if wait is None or wait.seconds is None:
+    if times is None or wait is None or wait.seconds is None:
         return list(findings)
     for finding in findings:
         seconds = times.phases.get(finding.cause)
         if seconds is None or not finding.is_issue:
             continue
-        if times.steps.mean - seconds <= (1 - _MOSTLY) * wait.seconds:
+        if times.steps.mean - seconds <= (1 - _WITHIN_PHASE) * wait.seconds:
             both = replace(
                 finding,
                 sentence=f"{finding.sentence} {_WAIT_IN_PHASE.format(units.duration(wait.seconds))}",
@@ -72,6 +73,9 @@ def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes) -> list
             return [both, *others]
     return list(findings)
 
+
+_WITHIN_PHASE = 0.5
+"""A wait for a thread is in a phase if at least this share of the wait must be in the phase."""
 
 _WAIT_IN_PHASE = (
     "During {} of the step, mostly in this phase, another thread of this process computes and the "
@@ -280,15 +284,13 @@ def _rhythm(phase: str, ledger: Ledger, cost: float) -> str:
     stalls = stalls_of(ledger, phase)
     if stalls is None:
         return ""
-    cost_of_stalls = stalls.seconds * stalls.share
-    if cost_of_stalls < _MOSTLY * cost:
+    if stalls.seconds * stalls.share < _MOSTLY * cost:
         return ""
     rhythm = f": {units.duration(stalls.seconds)} {stalls.often}"
-    in_others = cost - cost_of_stalls
-    if in_others < _LEAST_IN_OTHER_STEPS * cost:
+    usual = stalls.usual
+    if usual is None or usual * (1 - stalls.share) < _LEAST_IN_OTHER_STEPS * cost:
         return rhythm
-    each = in_others / (1 - stalls.share)
-    return f"{rhythm}, {units.duration(each)} in the other steps"
+    return f"{rhythm}, {units.duration(usual)} in the other steps"
 
 
 _LEAST_IN_OTHER_STEPS = 0.1

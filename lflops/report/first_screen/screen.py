@@ -84,7 +84,7 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
         trained=time_trained_sentence(ledger),
         steps=steps,
         cards=tuple(cards[:MOST_CARDS]),
-        nothing="" if cards else _nothing(times, confidence),
+        nothing="" if any(card.is_issue for card in cards) else _nothing(times, confidence),
         phases=tuple(phase_parts(phases)),
         hint=hint,
         ranks=tuple(ranks),

@@ -39,7 +39,8 @@ class Steps(Struct, frozen=True, kw_only=True):
         p95: 95th percentile in seconds.
         source: "run" for all unprofiled steps of the run, "window" for the unprofiled steps of the
             window.
-        said: The number of steps, the mean and the percentiles as text.
+        said: The number of steps, the mean and the percentiles as text, and work that is not in
+            these times.
     """
 
     number: int
@@ -186,33 +187,33 @@ def _times_of_run(
     p50 = percentile(ledger.durations, 0.5)
     p95 = percentile(ledger.durations, 0.95)
     steps = _steps(number, mean, p50, p95, "run")
-    steps = replace(steps, said=f"{steps.said}{_between_steps(ledger, mean)}")
+    steps = replace(steps, said=f"{steps.said}{_not_in_steps(ledger, mean)}")
     if ledger.ranks > 1:
         steps = replace(steps, said=f"rank {ledger.rank}, {steps.said}")
     return StepTimes(steps, phases, lost)
 
 
-BETWEEN_STEPS = {
+NOT_IN_STEPS = {
     "validation": "validation",
     "inference": "inference",
     "checkpoint_save": "saving checkpoints",
 }
-"""Work between steps that the text about step times mentions, with its labels."""
+"""Work that is not in the times of steps, with the labels in the text about these times."""
 
-LEAST_BETWEEN = 0.02
-"""Work between steps is mentioned if it takes at least this share of the mean step."""
+LEAST_NOT_IN_STEPS = 0.02
+"""Such work is mentioned if it takes at least this share of the mean step."""
 
 
-def _between_steps(ledger: Ledger, mean: float) -> str:
-    """Say how much time between the steps is not part of them: `, plus 12.9 ms of validation`."""
+def _not_in_steps(ledger: Ledger, mean: float) -> str:
+    """Say how much work is not in the times of steps: `; not included per step: 13 ms of …`."""
     parts = []
-    for category, label in BETWEEN_STEPS.items():
-        seconds = ledger.seconds.get(category, 0.0) / max(ledger.steps, 1)
-        if seconds >= LEAST_BETWEEN * mean:
+    for category, label in NOT_IN_STEPS.items():
+        seconds = ledger.seconds.get(category, 0.0) / ledger.counted_steps
+        if seconds >= LEAST_NOT_IN_STEPS * mean:
             parts.append(f"{units.duration(seconds)} of {label}")
     if not parts:
         return ""
-    return f", plus {' and '.join(parts)} between the steps"
+    return f"; not included per step: {', '.join(parts)}"
 
 
 def _usual_logging(groups: Sequence[StepGroup]) -> float:

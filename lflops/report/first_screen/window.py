@@ -147,7 +147,7 @@ def _hint(analysis: Analysis) -> str:
     Return the empty string if the peak is known, or if nothing was counted or timed.
     """
     reached = analysis.utilization
-    if reached.flops_per_second is None or reached.peak_flops_per_second is not None:
+    if not reached.flops_per_second or reached.peak_flops_per_second is not None:
         return ""
     run = analysis.profile.run
     return (

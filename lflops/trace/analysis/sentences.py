@@ -17,13 +17,11 @@ from lflops.trace.analysis.operators import ShapeTimes, SpanTimes
 from lflops.trace.analysis.steps import device_timelines
 from lflops.trace.analysis.suggestions import (
     CAUSES,
-    HOST,
     LARGE,
     LOSSES,
-    MOST_OF_IDLE,
     SMALL,
-    largest_cause,
     losses,
+    main_cause,
     suggestions,
 )
 from lflops.trace.analysis.summary import DeviceSummary, TraceSummary
@@ -99,23 +97,16 @@ def states_sentence(summary: TraceSummary) -> str:
     for state, time in losses(device):
         because = ""
         if state == "idle" and not parts:
-            because = _when_idle(summary, device)
+            because = _when_idle(summary)
         parts.append(f"{share(time, device.window)}{of_whole} is {LOSSES[state]}{because}")
         of_whole = ""
     computing = f"{share(device.computing, device.window)}{of_whole} is computing"
     return f"{'; '.join([*parts, computing])}."
 
 
-def _when_idle(summary: TraceSummary, device: DeviceTimeline) -> str:
+def _when_idle(summary: TraceSummary) -> str:
     """Return a clause with the main cause of the idle time; empty if no cause is known."""
-    if not summary.idle:
-        return ""
-    largest = largest_cause(summary)
-    largest_time = summary.idle[largest]
-    host_time = sum(summary.idle.get(cause, 0) for cause in HOST)
-    if largest_time < MOST_OF_IDLE * device.idle and host_time > largest_time:
-        return ", mostly while the host prepares launches"
-    return f", mostly {CAUSES[largest].when}"
+    return f", mostly {main_cause(summary).when}" if summary.idle else ""
 
 
 def _step_sentences(summary: TraceSummary, step: TimingStats) -> Iterator[str]:

@@ -132,13 +132,37 @@ def losses(device: DeviceTimeline) -> list[tuple[str, int]]:
     return sorted(found, key=lambda loss: -loss[1])
 
 
-def largest_cause(summary: TraceSummary) -> Cause:
-    """Return the cause of most of the idle time."""
-    return max(summary.idle, key=lambda cause: summary.idle[cause])
+class MainCause(NamedTuple):
+    """The main cause of the idle time, in words.
+
+    Attributes:
+        when: Clause that completes "the device is idle, mostly …".
+        next: Advice to reduce this idle time. It may be empty.
+        share: The cause's share of the idle time.
+        are_operators: Whether the host runs operators in most of this time.
+    """
+
+    when: str
+    next: str
+    share: float
+    are_operators: bool
+
+
+def main_cause(summary: TraceSummary) -> MainCause:
+    """Return the main cause of the idle time. Several causes on the host may count as one."""
+    idle = sum(summary.idle.values())
+    largest = max(summary.idle, key=lambda cause: summary.idle[cause])
+    largest_time = summary.idle[largest]
+    host_time = sum(summary.idle.get(cause, 0) for cause in HOST)
+    if largest_time < MOST_OF_IDLE * idle and host_time > largest_time:
+        when = "while the host prepares launches"
+        return MainCause(when, _FEWER_KERNELS, host_time / idle, are_operators=False)
+    words = CAUSES[largest]
+    return MainCause(words.when, words.next, largest_time / idle, largest == "operators")
 
 
 def suggestions(summary: TraceSummary) -> list[Suggestion]:
-    """Return suggestions, the one about the most time first. Without device work, there are none."""
+    """Return suggestions, the one about the most time first, or none without device work."""
     device = summary.device
     if device is None:
         return []
@@ -150,11 +174,12 @@ def suggestions(summary: TraceSummary) -> list[Suggestion]:
 
 
 def _about_state(summary: TraceSummary, device: DeviceTimeline, state: str) -> Iterator[Suggestion]:
-    time = getattr(device, state)
+    # The times are sums over all devices.
+    devices = max(len(summary.devices), 1)
+    time = getattr(device, state) // devices
     each = ""
     if summary.steps:
-        # The times are sums over all devices.
-        number = len(summary.steps) * max(len(summary.devices), 1)
+        number = len(summary.steps) * devices
         time = getattr(total(device_timelines(summary.steps)), state) // number
         each = f" ({nanoseconds(time)} of a step)"
     title = LOSSES[state]
@@ -168,13 +193,13 @@ def _about_state(summary: TraceSummary, device: DeviceTimeline, state: str) -> I
         action = "copy from pinned memory with non_blocking=True, before the data is needed"
         yield Suggestion(title, time, action, f"To hide the time of copies{each}: {action}.")
     elif summary.idle:
-        cause = largest_cause(summary)
-        action = CAUSES[cause].next
-        if action:
-            title = f"idle device, mostly {CAUSES[cause].when}"
-            evidence = _operators_on_host(summary) if cause == "operators" else ""
-            sentence = f"To reduce the idle time{each}: {action}."
-            yield Suggestion(title, time, action, sentence, evidence)
+        cause = main_cause(summary)
+        if cause.next:
+            title = f"idle device, mostly {cause.when}"
+            evidence = _operators_on_host(summary) if cause.are_operators else ""
+            sentence = f"To reduce the idle time{each}: {cause.next}."
+            # The advice is only about this cause.
+            yield Suggestion(title, int(time * cause.share), cause.next, sentence, evidence)
 
 
 def _operators_on_host(summary: TraceSummary) -> str:
@@ -186,7 +211,8 @@ def _operators_on_host(summary: TraceSummary) -> str:
         named.append(f"{plain(row.name)} ({share(row.self_host, whole)})")
     if not named:
         return ""
-    return f"Of the time of all operators on the host, most is spent in {', '.join(named)}."
+    listed = ", ".join(named)
+    return f"The slowest operators on the host, with their share of the time of all: {listed}."
 
 
 def _about_fusable_kernels(summary: TraceSummary) -> Iterator[Suggestion]:
@@ -207,7 +233,7 @@ def _about_fusable_kernels(summary: TraceSummary) -> Iterator[Suggestion]:
     kernels = f"{' and '.join(names)} kernels"
     yield Suggestion(
         title=f"{kernels} that can be fused",
-        time=time // (len(summary.steps) or 1),
+        time=time // ((len(summary.steps) or 1) * max(len(summary.devices), 1)),
         action="fuse them with torch.compile",
         sentence=(
             f"{share(time, whole)} of the kernel time is spent in {kernels}, which torch.compile "

@@ -548,6 +548,35 @@ with torch.no_grad():
         assert (calls == "50") == (spent.get("inference", 0.0) > 0)
 
 
+def test_a_batch_that_was_fetched_ahead_belongs_to_the_validation(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """The loop fetches each batch one call ahead, so the loader ends before the last call."""
+    code = f"""{ASKED}{MODEL}
+def ahead(loader):
+    batches = iter(loader)
+    batch = next(batches)
+    for following in batches:
+        yield batch
+        batch = following
+    yield batch
+loader, validated = (DataLoader(torch.randn(320, 64), batch_size=32) for _ in range(2))
+for epoch in range(3):
+    model.train()
+    for batch in loader:
+        model(batch).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        for batch in ahead(validated):
+            model(batch)
+"""
+    ended(warm_python, code, tmp_path)
+    spent = load_run(tmp_path).by_group()
+    assert spent["validation"] > 0
+    assert "inference" not in spent
+
+
 def test_saving_is_a_category_of_its_own(tmp_path: Path, warm_python: WarmPython) -> None:
     """The script saves 40 MB after each step, with nothing else outside the phases."""
     code = f"""{ASKED}
