@@ -36,10 +36,14 @@ def test_the_verdict_and_every_table_are_in_it(tmp_path: Path) -> None:
 
 
 def test_a_card_says_how_much_a_fix_saves_at_most(tmp_path: Path) -> None:
-    """In each of two steps, the device is idle for 500 ns and only communicates for 150 ns."""
+    """In each of two steps, the device is idle for 500 ns and only communicates for 150 ns.
+
+    In 400 of the 500 idle nanoseconds of the trace, the host runs Python. A fix of this cause saves
+    four fifths of the idle time.
+    """
     text = page(tmp_path, small_gpu_trace())
     savings = re.findall('<span class="saving">(.*?)</span>', text)
-    assert ["−500 ns", "−150 ns", "−50 ns"] == savings
+    assert ["−400 ns", "−150 ns", "−50 ns"] == savings
     causes = re.findall('<b class="cause">(.*?)</b>', text)
     assert causes[0].startswith("Idle device, mostly while the host")
     assert "Communication that does not overlap with computation" == causes[1]
