@@ -298,7 +298,7 @@ def _unprofiled_steps(analysis: Analysis) -> str:
         else:
             ranges.append(range(step.index, step.index + 1))
     if len(ranges) > MOST_RANGES:
-        ranges = [range(ranges[0].start, ranges[-1].stop)]
+        return f"between {ranges[0].start:,} and {ranges[-1][-1]:,}"
     return ", ".join(map(_first_to_last, ranges))
 
 

@@ -340,6 +340,23 @@ def test_gradients_of_gradients_are_no_second_backward() -> None:
     assert "backward has 4.0× as many MACs as forward" in found.sentence
 
 
+@pytest.mark.parametrize(
+    ("numbers", "listed"),
+    [
+        ((2, 3, 4, 5, 13), "(2 to 5, 13)"),
+        ((2, 3, 4, 9, 10), "(2 to 4, 9, 10)"),
+        ((1, 3, 5, 7, 9), "(between 1 and 9)"),
+    ],
+)
+def test_the_steps_of_the_mean_are_listed(numbers: tuple[int, ...], listed: str) -> None:
+    """Consecutive steps are a range, and many ranges are only their first and last step."""
+    given = trained(5)
+    steps = [replace(step, index=index) for step, index in zip(given.steps, numbers, strict=True)]
+    fact = report_of(analyze(replace(given, steps=tuple(steps)))).fact("step")
+    assert fact is not None
+    assert f"mean of 5 unprofiled steps {listed}; median" in fact.remark
+
+
 def test_backward_work_in_forward_is_mentioned() -> None:
     """Modules take 40 ms in backward, and the phase backward only 20 ms. In the twin, both agree.
 

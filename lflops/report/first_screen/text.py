@@ -110,7 +110,7 @@ def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
     issue), and advice.
     """
     if screen.nothing:
-        yield "issues", screen.nothing
+        yield "status", screen.nothing
     issues = []
     others = []
     for number, card in enumerate(screen.cards[:FIRST_CARDS], 1):
