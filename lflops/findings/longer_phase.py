@@ -99,7 +99,7 @@ def usual_phases(ledger: Ledger) -> dict[str, float]:
 
 
 def mean_phases(groups: Sequence[StepGroup]) -> dict[str, float]:
-    """Return the mean seconds of each phase in a step of the groups, of which there is at least one."""
+    """Return the mean seconds of each phase in a step of the groups. There must be a group."""
     number = sum(group.steps for group in groups)
     spent = [each for group in groups for each in group.spent.items()]
     return {name: seconds / number for name, seconds in summed(spent).items()}

@@ -84,6 +84,9 @@ NOT_FUSED = (
 )
 """No compiler fuses the operators whose names begin like this, such as matrix decompositions."""
 
+FIX_OF_SLOW_OPERATOR = "Call {slow_operator} less often, or use a cheaper computation instead"
+"""Template of the advice on an operator that no compiler fuses."""
+
 MANY_CALLS = 200
 """If each call of a module calls this many operators, the module probably loops in Python."""
 
@@ -128,7 +131,7 @@ class OwnOperators:
         return sum(self.traced.values()) >= TRACED_SHARE * seconds > 0
 
     def are_suspected(self, seconds: float) -> bool:
-        """Return whether the operators may take the given seconds, but the trace does not show it."""
+        """Return whether operators may take the given seconds, but the trace does not show it."""
         return self.explains(seconds) and not self.are_traced(seconds)
 
     def slow_operator(self, seconds: float) -> str:

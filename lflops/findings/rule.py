@@ -84,6 +84,8 @@ class Rule(ABC):
     Attributes:
         name: The name of the rule, and the `cause` of its findings.
         threshold: The smallest costs at which the rule's findings are reported and are issues.
+        title: Template of a few words for the reason and its place. If it is empty, reports show
+            the usual words for the rule.
         sentence: Template of the finding's sentence.
         fix: Template of the advice on how to reduce the cost.
         is_overhead: Whether the model computes nothing in the time that the rule is about.
@@ -94,6 +96,7 @@ class Rule(ABC):
 
     name: str
     threshold: ClassVar[Threshold] = Threshold()
+    title: ClassVar[str] = ""
     sentence: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     is_overhead: ClassVar[bool] = False
@@ -194,9 +197,9 @@ class StepRule(Rule):
     def title_for(self, candidate: Candidate) -> str:
         """Return a few words for the reason and its place, with placeholders in braces.
 
-        The default is the empty string: reports then show the usual words for the rule.
+        Rules override this method if the template depends on the candidate.
         """
-        return ""
+        return self.title
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
         """Return the code outside of modules, such as a hook, that takes most of the cost.

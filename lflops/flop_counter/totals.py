@@ -148,8 +148,9 @@ class Totals:
         """Record that the logical MACs of one call are unknown.
 
         The difference between the logical MACs (those of whole tensors) and the MACs of this rank
-        becomes unknown for the module and phase. `cost` is the cost of the call on this rank. If the call includes recomputation, the
-        difference of the phase `recompute` becomes unknown, too.
+        becomes unknown for the module and phase. `cost` is the cost of the call on this rank. If
+        the call includes recomputation, the difference of the phase `recompute` becomes unknown,
+        too.
         """
         self.add_difference(ModulePhase(fqn, phase), None)
         if cost.recompute is not None:

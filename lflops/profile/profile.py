@@ -540,8 +540,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
         takes_derivatives: Whether the counted code computes derivatives in addition to the
             gradients of the loss: it calls `torch.autograd.grad`, or runs a backward pass with
             `create_graph=True`. Gradient penalties and physics-informed losses do this.
-        optimizers: The optimizers that made a step in the counted code, those with the most parameters
-            first. Optimizers with the same settings are listed once.
+        optimizers: The optimizers that made a step in the counted code, those with the most
+            parameters first. Optimizers with the same settings are listed once.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]

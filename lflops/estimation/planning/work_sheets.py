@@ -286,8 +286,8 @@ class WorkSheets:
         self._progress = progress
         self._lines: dict[str, _DepthLines] = {}
         self._sheets: dict[tuple[str, int | None], Sheet] = {}
-        # The equal blocks of the shorter model, keyed by the checkpointing and the dimensions of the
-        # mesh with which the sheet of the longer model could be derived from the shorter model.
+        # The equal blocks of the shorter model, keyed by the checkpointing and the dimensions of
+        # the mesh with which the sheet of the longer model could be derived from it.
         self._derivable: dict[tuple[Policy, frozenset[str]], Fold] = {}
         self._block_names: list[str] = []
         self._folds: Sequence[Fold] = ()

@@ -46,9 +46,6 @@ class BusiestModule(StepRule):
                 is_rest=bool(earlier),
             )
 
-    def title_for(self, candidate: Candidate) -> str:
-        return self.title
-
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence_without_peak if candidate.is_rest else self.sentence
 

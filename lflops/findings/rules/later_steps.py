@@ -19,7 +19,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.series import summed
 
 GROWTH = 1.25
-"""A phase grows if it takes this many times as long in the last quarter of the run as in the first."""
+"""A phase grows if the last quarter of the run has this many times its time in the first."""
 
 
 NOTICEABLE = 1.05
@@ -65,7 +65,8 @@ class LongerThanInWindow(RunRule):
         phase = plain(longer.name)
         others = ""
         if longer.others >= NOTICEABLE:
-            others = f" (the other phases of the model take {longer.others:.1f} × as long as in the window)"
+            times = f"{longer.others:.1f} × as long as in the window"
+            others = f" (the other phases of the model take {times})"
         growth = _growth(longer, run.ledger)
         sentence = (
             f"{units.percent(share)} of the training loop's time "

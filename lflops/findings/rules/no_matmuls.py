@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from lflops import units
 from lflops.analysis.tree import TIMED_PHASES, BusyModules
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.own_operators import MANY_CALLS, OwnOperators
+from lflops.findings.own_operators import FIX_OF_SLOW_OPERATOR, MANY_CALLS, OwnOperators
 from lflops.findings.rule import Candidate, Facts, StepRule, Threshold
 from lflops.findings.rules.gradient_hooks import GradientHooks, hooked_patterns
 from lflops.findings.rules.python_code import PythonCode, in_brackets, python_seconds
@@ -110,7 +110,7 @@ class NoMatmuls(StepRule):
         "Fuse the operator of {where} with the operators before and after it, for example with "
         "torch.compile"
     )
-    fix_of_slow_operator = "Call {slow_operator} less often, or use a cheaper computation instead"
+    fix_of_slow_operator = FIX_OF_SLOW_OPERATOR
     fix_if_unknown = (
         "To see what takes the time, name parts of the forward of {where} with lflops.scope, and "
         "look for Python loops"

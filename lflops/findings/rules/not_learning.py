@@ -67,6 +67,7 @@ class GradientsOfFrozenWeights(StepRule):
     """
 
     name = "frozen_gradients"
+    title = "gradients of frozen weights in {modules}"
     threshold = Threshold(share=0.10, reported=0.05)
     sentence = (
         "{Cost} is spent on gradients as large as frozen weights, in {modules}: a trainable part "
@@ -92,9 +93,6 @@ class GradientsOfFrozenWeights(StepRule):
                 modules = plain(found[0])
             facts: Facts = {"modules": modules}
             yield Candidate(rule=self, seconds=seconds, module=found[0], facts=facts)
-
-    def title_for(self, candidate: Candidate) -> str:
-        return "gradients of frozen weights in {modules}"
 
 
 def _has_large_gradients(module: ModuleProfile) -> bool:

@@ -217,6 +217,6 @@ class OptimizerWithoutWindow(UncertainRule):
     threshold = SlowOptimizer.threshold
     phrase = SlowOptimizer.phrase
     fix = (
-        "Use larger batches. If the optimizer accepts fused=True and does not use it yet, pass this "
-        "argument"
+        "Use larger batches. If the optimizer accepts fused=True and does not use it yet, pass "
+        "this argument"
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from lflops import units
 from lflops.analysis.tree import total_seconds
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.own_operators import MANY_CALLS
+from lflops.findings.own_operators import FIX_OF_SLOW_OPERATOR, MANY_CALLS
 from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold, root_itself
 from lflops.findings.rules.python_code import calling_seconds
 from lflops.profile.profile import ModuleProfile
@@ -49,7 +49,7 @@ class OutsideLayers(ModuleRule):
         "lflops.scope"
     )
 
-    fix_of_slow_operator = "Call {slow_operator} less often, or use a cheaper computation instead"
+    fix_of_slow_operator = FIX_OF_SLOW_OPERATOR
     fix_of_loop = (
         "The code outside the layers makes {calls} operator calls in a step. Replace Python loops "
         "by operators on whole tensors, or compile this code with torch.compile"

@@ -46,9 +46,9 @@ class ComputingThread(StepRule):
         "{cost}. Other findings may contain the same time."
     )
     fix = (
-        "Find the thread that computes in the background, for example with py-spy. If it writes TensorBoard events, log less "
-        "often. Otherwise, move its work into another process, because Python runs only one thread "
-        "at a time"
+        "Find the thread that computes in the background, for example with py-spy. If it writes "
+        "TensorBoard events, log less often. Otherwise, move its work into another process, "
+        "because Python runs only one thread at a time"
     )
     right = (7, 7)
 

@@ -201,7 +201,7 @@ class AutoDetectedPhases(LoopPhases):
     When a model in eval mode is called without gradients, a validation begins if the last batch
     came from a loader other than the training loader. Otherwise the call is inference. The
     validation ends when a model is called for training, when the training loader fetches a batch,
-    or when a loader ends. Later calls in eval mode, for example to predict a test set, are inference.
+    or when a loader ends. Later calls in eval mode are inference, for example for a test set.
 
     A model in training mode can also be called without gradients, for example to act in a rollout.
     Then only this call is in the phase `inference`. But there are two cases in which such a call is

@@ -732,8 +732,7 @@ def log_run(
     If the run had no window, no issue, and lost neither much time nor much memory, the summary is
     one line that names the folder. Such a run gets no summary if it has no folder or no steps.
     """
-    has_issue = first_issue(findings_of(window, ledger)) is not None
-    if window is None and not has_issue and not has_losses(ledger):
+    if window is None and not has_losses(ledger) and first_issue(findings_of(None, ledger)) is None:
         if paths is not None and ledger.steps:
             where = shlex.quote(str(paths.profiles))
             say(f"lflops: the run has ended: {headline(ledger)}; to see more: lflops why {where}")

@@ -64,9 +64,10 @@ def _with_thread_in_phase(findings: Sequence[Finding], times: StepTimes | None) 
         if seconds is None or not finding.is_issue:
             continue
         if times.steps.mean - seconds <= (1 - _WITHIN_PHASE) * wait.seconds:
+            wait_in_phase = _WAIT_IN_PHASE.format(units.duration(wait.seconds))
             both = replace(
                 finding,
-                sentence=f"{finding.sentence} {_WAIT_IN_PHASE.format(units.duration(wait.seconds))}",
+                sentence=f"{finding.sentence} {wait_in_phase}",
                 fix=joined(finding.fix, _FIX_IN_PHASE, separator=". "),
             )
             others = [each for each in findings if each not in (finding, wait)]
