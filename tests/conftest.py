@@ -13,6 +13,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from lflops import garbage
 from lflops.hardware import chips
+from lflops.monitoring.window import live_metrics
 from tests.support.browser import CHROMIUM
 from tests.support.process_state import settle
 from tests.support.shared_starts import scope_of, shares_first
@@ -41,6 +42,10 @@ for name in ("FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTHONUNBUFFERED"):
 # A process with all tests has millions of objects. When other programs run too, a search for
 # profilers among these objects takes longer than the one second that it may take in a training run.
 garbage.LONGEST = 60.0
+
+# Loggers of tests get all points of their curves. On a busy machine, a logger can take longer than
+# lflops accepts, and then it would leave out points.
+live_metrics.SLOW_LOGGERS = 60.0
 
 # An empty table of chips replaces the table of the developer who runs the tests.
 os.environ["LFLOPS_CHIPS"] = os.devnull

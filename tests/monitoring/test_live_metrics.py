@@ -2,7 +2,14 @@
 
 import pytest
 
+from lflops.monitoring.window import live_metrics
 from lflops.monitoring.window.live_metrics import PointPause
+
+
+@pytest.fixture(autouse=True)
+def slow_from_five_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the limit that users have. `conftest.py` sets a higher one for all other tests."""
+    monkeypatch.setattr(live_metrics, "SLOW_LOGGERS", 0.005)
 
 
 def points_of(cost: float, *, step: float = 0.01, steps: int = 1000) -> int:
