@@ -265,6 +265,7 @@ class ModuleTracker:
         *,
         phase: Phase = "other",
         follow: Callable[[], Callable[[], None]] | None = None,
+        follows_update: bool = False,
     ) -> None:
         """Create the tracker.
 
@@ -274,6 +275,8 @@ class ModuleTracker:
             follow: Function that is called when a thread other than the home thread enters a module
                 of the tree. It returns the function to call when that thread has left its
                 outermost module.
+            follows_update: Whether an optimizer has just made its step. Until a module is called,
+                operators outside modules are then no part of a forward pass.
         """
         self.tree = tree
         self.ambiguous = 0
@@ -283,7 +286,7 @@ class ModuleTracker:
         self._round = 0
         # Whether a module was called, and then an optimizer made a step. Until a module is called
         # again, operators outside all modules are no part of a forward pass.
-        self._has_updated = False
+        self._has_updated = follows_update
         self._local = ThreadLocal()
         # The segments and the calls of each thread, in the same order. The home thread is the
         # first, because `begin` adds it.

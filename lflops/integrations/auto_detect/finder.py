@@ -59,6 +59,7 @@ class AutoDetectedLoop(LoopMonitor):
     """
 
     name = "lflops"
+    follows_update = True
 
     def __init__(
         self,

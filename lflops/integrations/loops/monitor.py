@@ -150,11 +150,13 @@ class LoopMonitor:
         profiles: The profiles of the last 32 closed windows. Only the main process has them.
         name: The name that messages use for this monitor, such as `lflops.monitor` or
             `FlopsCallback`.
+        follows_update: Whether a training step begins right after the optimizer's step.
         loader_sizes: For each stage, the number of samples that its data loader puts into a batch;
             `None` if unknown.
     """
 
     name = "lflops.monitor"
+    follows_update = False
 
     def __init__(self, loop: Loop, settings: Settings, phases: LoopPhases | None = None) -> None:
         self.profiles: list[Profile] = []
@@ -507,6 +509,7 @@ class LoopMonitor:
             batches_left=batches_left,
             updates=frozenset(updates),
             loader_size=partial(self.loader_size, name),
+            follows_update=self.follows_update,
         )
 
     def loader_size(self, stage: str) -> int | None:

@@ -111,6 +111,8 @@ class Stage:
         fetches_itself: Whether the step receives an iterator and fetches its batches from the
             iterator. In this case, the batch is not known when a step begins, because hooks receive
             the batch of the previous step.
+        follows_update: Whether a step begins right after the optimizer's step and contains what the
+            loop does then, such as statistics of the weights.
         hook_times: Times the hooks of the loop; `None` if the loop does not report its hooks.
     """
 
@@ -124,4 +126,5 @@ class Stage:
     loader_size: Callable[[], int | None] = lambda: None
     updates: frozenset[str] = frozenset()
     fetches_itself: bool = False
+    follows_update: bool = False
     hook_times: HookTimes | None = None

@@ -1,11 +1,13 @@
 """Count the MACs and FLOPs of a step. If several steps have the same shapes, count only one."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from msgspec.structs import replace
 
+from lflops.attribution.module_tracker import ModuleTracker
 from lflops.attribution.user_hooks import (
     with_gradient_hooks,
     with_hooks_after_forward,
@@ -135,6 +137,7 @@ class StepCounter:
             ignore=self._settings.ignore_modules,
             logical=self._settings.logical,
             batch=_arguments(batch),
+            tracker=partial(ModuleTracker, follows_update=self._stage.follows_update),
             guard=self._guard,
         )
 

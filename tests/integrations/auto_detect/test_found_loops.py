@@ -89,6 +89,26 @@ def test_the_samples_of_a_step_with_several_batches_are_unknown(
     assert batches * 32 * (64 * 64 + 64 * 4) == counted
 
 
+def test_statistics_of_the_weights_are_no_forward_pass(
+    tmp_path: Path, warm_python: WarmPython
+) -> None:
+    """A detected step begins after the optimizer's step, and so with what the loop does then.
+
+    The means of two weights and two biases need gradients and belong to no module, like a loss.
+    """
+    statistics = "\n    means = [parameter.mean() for parameter in model.parameters()]"
+
+    def forward_calls(code: str, name: str) -> int:
+        folder = tmp_path / name
+        folder.mkdir()
+        ended(warm_python, code, folder)
+        (path,) = folder.rglob("*.profile.json")
+        return lflops.load(path).modules[""].forward.calls
+
+    without = accumulating(1)
+    assert forward_calls(without, "without") == forward_calls(without + statistics, "with")
+
+
 def test_a_plain_loop_has_its_phases_steps_and_validations(
     tmp_path: Path, warm_python: WarmPython
 ) -> None:
