@@ -446,10 +446,10 @@ CULPRITS = [
         "lflops/analysis/tree.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from torch import Tensor",
     ),
-    (imports_out_of_its_row, "lflops/report/report.py", "from rich.table import Table"),
+    (imports_out_of_its_row, "lflops/report/summary_facts.py", "from rich.table import Table"),
     (
         imports_out_of_its_row,
-        "lflops/report/report.py",
+        "lflops/report/summary_facts.py",
         "from lflops.report.terminal.text import text",
     ),
     (

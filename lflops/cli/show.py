@@ -17,7 +17,7 @@ from lflops.report.first_screen.window import window_summary
 from lflops.report.html import page, page_of_run, write
 from lflops.report.module_columns import FORMATS, csv_table, latex_table, markdown_table
 from lflops.report.payload.payload import ledger_in, payload
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from lflops.report.terminal.first_screen import render_rows
 from lflops.report.terminal.memory import render_checkpointed, render_memory
 from lflops.report.terminal.modules import header, render, render_operators

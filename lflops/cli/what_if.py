@@ -11,7 +11,7 @@ from lflops.analysis.what_if import WhatIf, what_if as predict_step
 from lflops.cli.output import UsageError, write_json, write_lines
 from lflops.profile.profile import Profile
 from lflops.report.explanation import profile_at
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 
 
 def what_if(

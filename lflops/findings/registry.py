@@ -19,6 +19,7 @@ from lflops.findings.rules.device_copies import (
     HostToDeviceCopy,
     InferenceInStep,
 )
+from lflops.findings.rules.frozen_layers import FrozenLayers, GradientsOfFrozenWeights
 from lflops.findings.rules.gradient_hooks import GradientHooks
 from lflops.findings.rules.gradient_work import GradientWork
 from lflops.findings.rules.growing_memory import GrowingMemory
@@ -35,7 +36,6 @@ from lflops.findings.rules.module_parts import (
     RecomputedMatmuls,
 )
 from lflops.findings.rules.no_matmuls import NoMatmuls
-from lflops.findings.rules.not_learning import FrozenLayers, GradientsOfFrozenWeights, UnusedLayer
 from lflops.findings.rules.optimizer import OptimizerWithoutWindow, SlowOptimizer
 from lflops.findings.rules.other_work import (
     OtherWork,
@@ -69,6 +69,7 @@ from lflops.findings.rules.slow_steps import (
 )
 from lflops.findings.rules.threads import ComputingThread, TooManyThreads
 from lflops.findings.rules.time_without_module import AllOfBackward, AllOfForward
+from lflops.findings.rules.unused_layers import UnusedLayer
 from lflops.findings.rules.validation import Inference, Validation
 from lflops.findings.rules.wrong_peak import PeakTooLow
 from lflops.findings.run_rule import RunRule

@@ -39,7 +39,7 @@ from lflops.report.first_screen.step_times import phase_parts, times_of, unlike_
 from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ledger import other_runs
 from lflops.report.ranks import ranks
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from lflops.report.text import counted, joined, shortened
 from lflops.report.verdict import Status, Verdict, judge, unseen_because, verdict_lines
 

@@ -16,7 +16,7 @@ from lflops.findings.rule import root_itself
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.report.diff import headline
-from lflops.report.report import Report, report_of, speed_lines, unsupported_lines
+from lflops.report.summary_facts import Report, report_of, speed_lines, unsupported_lines
 from lflops.report.text import counted, labelled, shortened_name, times_mark
 from lflops.report.verdict import verdict_lines
 

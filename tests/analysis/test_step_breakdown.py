@@ -25,7 +25,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Communication, OpCount, Profile
 from lflops.profile.records import PHASES, Phase, Trace
 from lflops.profile.steps import Step
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from tests.support.fake_clock import StillClock, use_clock
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, Classifier, fit, loader, watching
 from tests.support.profile_builders import cell, clocked, product, profile, run, spread

@@ -25,7 +25,7 @@ from lflops.profile.records import PASSES, Phase, Trace, TracedOperator
 from lflops.profile.steps import Step
 from lflops.report.explanation import explain, lines_of
 from lflops.report.log_text import log_text
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from lflops.report.verdict import unseen_because
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights, work
 

@@ -10,7 +10,7 @@ from lflops.analysis.analysis import analyze
 from lflops.inputs.run_info import with_allocator_peaks
 from lflops.profile.profile import Profile
 from lflops.ranks.merge.merge import merge
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from tests.support.profile_builders import run, small_profile
 
 STATS = {

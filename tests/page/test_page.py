@@ -19,7 +19,7 @@ from lflops.profile.steps import Step
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.window import window_summary
 from lflops.report.html import save
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from tests.support.browser import GRID, ROW, Seen, bench, tab
 from tests.support.malicious_names import IMAGE, SCRIPT, hostile_profile
 from tests.support.profile_builders import (

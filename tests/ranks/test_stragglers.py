@@ -19,7 +19,7 @@ from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
 from lflops.ranks.straggler import Straggler
 from lflops.report.ranks import ranks
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from lflops.timing.measure import ASIDE, Divide, Pass, time_passes
 from lflops.timing.module_hooks import ModuleTimer
 from lflops.timing.module_times import NO_OVERHEAD, attach_module_times

@@ -38,7 +38,7 @@ from lflops.report.explanation import (
     markdown,
 )
 from lflops.report.log_text import log_text
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from tests.support.profile_builders import cell, clocked, product, profile, run, weights
 
 USUAL = {"data": 1e-3, "forward": 10e-3, "backward": 20e-3, "optimizer": 2e-3, "other": 1e-3}

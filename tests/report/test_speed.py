@@ -10,7 +10,7 @@ from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.profile import OpCount, Profile
 from lflops.profile.steps import Step
-from lflops.report.report import report_of, speed_lines
+from lflops.report.summary_facts import report_of, speed_lines
 from tests.support.profile_builders import product, profile, run, small_profile, untimed
 from tests.support.terminal import drawn
 

@@ -12,7 +12,7 @@ from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from lflops.profile.steps import Step
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from tests.support.profile_builders import cell, clocked, product, profile, run, untimed
 
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=64 * 2**30)

@@ -20,7 +20,7 @@ from lflops.findings.evidence import host_syncs
 from lflops.findings.finding import Finding
 from lflops.report.diff import headline
 from lflops.report.explanation import explain
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 
 
 def recorded(file: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lflops.profile.records import PHASES, Phase
 from lflops.report.log_text import log_text
 from lflops.report.module_columns import csv_table
 from lflops.report.payload.payload import payload
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from tests.support.terminal import drawn
 
 __all__ = ["claims", "disagreements", "wrong_sums"]

@@ -43,7 +43,7 @@ from lflops.report.first_screen.window import WindowSummary, window_summary
 from lflops.report.ledger import has_losses, headline
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_rank_sentences
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 
 _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]

@@ -7,7 +7,7 @@ from lflops.ledger.account import CATEGORIES, Ledger
 from lflops.profile.series import ratio
 from lflops.report.first_screen.step_times import Steps, StepTimes, work_ratio
 from lflops.report.first_screen.window import WindowSummary
-from lflops.report.report import Fact
+from lflops.report.summary_facts import Fact
 from lflops.report.text import counted, joined
 
 MOST_OTHERS = 3

@@ -21,7 +21,7 @@ from lflops.report.first_screen.figures import figures_of, time_trained_sentence
 from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.step_times import Steps, StepTimes, phase_parts, times_of
 from lflops.report.first_screen.window import RankShown, WindowSummary
-from lflops.report.report import Fact, Part
+from lflops.report.summary_facts import Fact, Part
 from lflops.report.text import counted
 
 

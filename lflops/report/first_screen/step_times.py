@@ -25,7 +25,7 @@ from lflops.findings.longer_phase import (
 from lflops.ledger.account import CATEGORIES, Ledger, StepGroup, percentile
 from lflops.profile.series import ratio, scaled, summed
 from lflops.report.first_screen.window import WindowSummary
-from lflops.report.report import Part
+from lflops.report.summary_facts import Part
 from lflops.report.text import counted, phase_label
 
 

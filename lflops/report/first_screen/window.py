@@ -13,7 +13,7 @@ from lflops.profile.profile import Profile
 from lflops.profile.records import ready_for_threads
 from lflops.profile.series import summed
 from lflops.profile.settings_advice import how_to_measure_peak
-from lflops.report.report import Fact, device_names, report_of
+from lflops.report.summary_facts import Fact, device_names, report_of
 from lflops.report.text import joined
 from lflops.report.verdict import unseen_because
 

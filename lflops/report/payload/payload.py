@@ -28,7 +28,7 @@ from lflops.report.payload.memory import MemoryShown, memory
 from lflops.report.payload.operators import Operators, modules, operators
 from lflops.report.payload.roofline import Roofs, roofs
 from lflops.report.ranks import coordinates_of, ranks
-from lflops.report.report import Report, report_of
+from lflops.report.summary_facts import Report, report_of
 from lflops.report.text import joined
 
 

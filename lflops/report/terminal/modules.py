@@ -17,7 +17,7 @@ from lflops.profile.module_names import last_part, plain
 from lflops.profile.records import CompiledCode, Phase, Trace
 from lflops.profile.series import ratio, sum_known
 from lflops.report.module_columns import ModuleColumn, ModuleLine, module_columns, module_lines
-from lflops.report.report import Fact, Part, report_of, speed_lines
+from lflops.report.summary_facts import Fact, Part, report_of, speed_lines
 from lflops.report.terminal.tables import (
     MARGIN,
     FittedTable,

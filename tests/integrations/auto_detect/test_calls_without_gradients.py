@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lflops.error_guard import CleanupStack, ErrorGuard
-from lflops.integrations.auto_detect.finder import AutoDetectedPhases
+from lflops.integrations.auto_detect.detected_phases import AutoDetectedPhases
 from lflops.phase_log import ENTER, STEP_END, events_in
 
 

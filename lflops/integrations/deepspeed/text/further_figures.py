@@ -11,7 +11,7 @@ from lflops.profile.notes import notes_with
 from lflops.profile.profile import Profile
 from lflops.profile.records import Trace
 from lflops.profile.series import ratio
-from lflops.report.report import Report
+from lflops.report.summary_facts import Report
 from lflops.report.text import counted
 
 # Names of those facts about speed in the report that are shown here.

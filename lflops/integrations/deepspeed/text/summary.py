@@ -16,7 +16,7 @@ from lflops.integrations.deepspeed.text.figures import figure_lines
 from lflops.integrations.deepspeed.text.further_figures import further_lines
 from lflops.integrations.deepspeed.text.model import detailed as model_text
 from lflops.integrations.deepspeed.text.module_classes import aggregated
-from lflops.report.report import report_of
+from lflops.report.summary_facts import report_of
 from lflops.report.verdict import verdict_lines
 
 _NOTATIONS = (

@@ -4,7 +4,7 @@ from lflops.analysis.analysis import analyze
 from lflops.hardware.chips import Hardware
 from lflops.profile.records import Rank
 from lflops.profile.steps import Step
-from lflops.report.report import Report, report_of
+from lflops.report.summary_facts import Report, report_of
 from tests.support.profile_builders import product, profile, run
 
 

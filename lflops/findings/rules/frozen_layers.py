@@ -1,6 +1,6 @@
-"""Rules about layers that run but do not learn, and about their gradients."""
+"""Rules about frozen layers, and about gradients that are computed for frozen weights."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.own_operators import ATEN
@@ -12,7 +12,6 @@ from lflops.profile.series import sum_known
 
 MOSTLY_FROZEN_SHARE = 0.5
 """Frozen layers are reported if they have at least this share of the MACs of forward."""
-
 
 RATIO_WITH_WEIGHTS = 1.8
 """If backward has this many times as many MACs as forward, it computes gradients of weights."""
@@ -41,9 +40,9 @@ class FrozenLayers(StepRule):
         if not forward or not step.root.backward.macs:
             return
         frozen = []
-        for module in _modules_without_backward(step).values():
+        for module in step.profile.modules.values():
             is_frozen = module.parameters and not module.trainable_parameters
-            if is_frozen and module.calls:
+            if is_frozen and module.calls and not module.backward.macs:
                 frozen.append(module.forward)
         macs = sum(work.self_macs for work in frozen)
         if macs < MOSTLY_FROZEN_SHARE * forward:
@@ -114,33 +113,3 @@ def _modules_with_other_macs(step: StepEvidence) -> set[str]:
         if count.macs and count.operator.removeprefix(ATEN) not in WEIGHT_PRODUCTS:
             found.add(count.module)
     return found
-
-
-class UnusedLayer(StepRule):
-    """A trainable layer runs in forward, but gets no gradient, because its output is not used."""
-
-    name = "unused"
-    threshold = Threshold(share=0.05)
-    sentence = "{where} runs in forward, but no gradient reaches it: this costs {cost}."
-    fix = "Remove {where} if nothing uses its output"
-    right = (8, 8)
-
-    def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        if not step.root.backward.macs:
-            return
-        unused = []
-        for name, module in _modules_without_backward(step).items():
-            if module.trainable_parameters and module.forward.macs:
-                unused.append(name)
-        for name in unused:
-            parent = name.rpartition(".")[0]
-            seconds = step.profile.modules[name].forward.seconds
-            if parent not in unused and seconds is not None:
-                yield Candidate(rule=self, seconds=seconds.median, module=name)
-
-
-def _modules_without_backward(step: StepEvidence) -> Mapping[str, ModuleProfile]:
-    """Return the modules that run no matmuls in backward, keyed by name."""
-    return {
-        name: module for name, module in step.profile.modules.items() if not module.backward.macs
-    }
