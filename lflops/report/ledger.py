@@ -6,6 +6,7 @@ A start is one process of the run. A run that was resumed has several starts.
 from collections.abc import Iterable, Iterator
 
 from lflops import units
+from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import (
     CATEGORIES,
     CAUSES,
@@ -100,6 +101,7 @@ def ledger_lines(ledger: Ledger) -> Iterator[str]:
     if ledger.slow_steps:
         yield ""
         yield from _slow_lines(ledger.slow_steps)
+        yield from _rhythm_lines(ledger)
     growth = memory_growth(ledger)
     if growth is not None:
         yield ""
@@ -137,6 +139,18 @@ def _slow_lines(steps: Iterable[SlowStep]) -> Iterator[str]:
         yield f"{step.step:>10} {times}  {cause}"
     if len(by_cost) > MOST_SLOW_STEPS:
         yield f"{len(by_cost) - MOST_SLOW_STEPS:>10} more slow steps"
+
+
+def _rhythm_lines(ledger: Ledger) -> Iterator[str]:
+    """Describe how often slow steps occur if their cause is unknown, with a line per phase."""
+    phases = dict.fromkeys(step.phase for step in ledger.slow_steps if step.cause == "unknown")
+    for phase in phases:
+        stalls = stalls_of(ledger, phase)
+        if stalls is not None:
+            line = f"{phase_label(phase)} takes {units.duration(stalls.seconds)} {stalls.often}"
+            if stalls.usual is not None:
+                line += f", and {units.duration(stalls.usual)} in the other steps"
+            yield line
 
 
 def _steps_of(start: Start) -> str:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.cli.main import main
-from lflops.ledger.account import Ledger, SlowStep, Span, Start, memory_growth
+from lflops.ledger.account import Ledger, SlowStep, Span, Start, StepGroup, memory_growth
 from lflops.ledger.ledger_file import Head, Row, Segment
 from lflops.report.ledger import has_losses, ledger_lines
 
@@ -98,6 +98,24 @@ def test_the_shell_prints_the_account() -> None:
     assert "step took usual cause" == lines[-4]
     assert "300 47.0 s 1.00 s waiting for the data loader" == lines[-3]
     assert "410 12.0 s 1.00 s unknown, in the phase optimizer" == lines[-1]
+
+
+def test_slow_steps_of_an_unknown_cause_have_a_rhythm() -> None:
+    """Forward takes 300 ms in each fourth step and 20 ms in all others."""
+    steps = []
+    for number in range(40):
+        seconds = 0.3 if number % 4 == 0 else 0.02
+        steps.append(
+            StepGroup(first=number, last=number, spent={"forward": seconds}, longest=seconds)
+        )
+    run = replace(
+        ledger({"training/forward": 3.6}, slow(4, 0.28, "unknown", "forward")),
+        step_groups=tuple(steps),
+    )
+    line = "forward takes 300 ms every 4th step, and 20.0 ms in the other steps"
+    assert line == list(ledger_lines(run))[-1]
+    known = replace(run, slow_steps=(slow(4, 0.28, "swap", "forward"),))
+    assert line not in list(ledger_lines(known))
 
 
 def spans(*memory: int) -> tuple[Span, ...]:
