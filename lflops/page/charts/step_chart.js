@@ -146,7 +146,7 @@ export function stepChart(groups, steps, recomputes) {
   const longest = cut.length ? `${cut.length === 1 ? "A bar is" : `${cut.length} bars are`} cut (⌃): the longest${longestBar.isProfiled ? ", profiled" : ""} step takes ${duration(longestBar.seconds)}.` : "";
   const remark = element("p", { class: "remark" }, [shared, longest].filter(Boolean).join(" "));
   const hint = element("p", { class: "remark keys" }, HINT);
-  return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, legend, hint);
+  return element("div", { class: "steps" }, element("div", { class: "step-head" }, caption, remark), frame, element("div", { class: "step-head" }, legend, hint));
 }
 
 /** @type {(steps: Steps | null, most: number, y: (seconds: number) => number, width: number) => SVGElement[]} */
