@@ -24,10 +24,17 @@ from tests.support.repository import ROOT
 
 SECONDS = 900
 """Seconds after which a script is killed."""
-LOADED = ("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torchmetrics")
+LOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torchmetrics",
+)
 """Packages that take long to import.
 
-Lightning imports torchmetrics, and torchmetrics imports transformers if it is installed.
+Lightning imports torchmetrics, and torchmetrics imports transformers if it is installed. Optimizers
+import `torch._dynamo` when they are created.
 """
 
 
