@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lflops import FlopsMonitor, Schedule
 
-SIDE, WIDTH, BLOCKS, STAGES, CLASSES, BATCH, STEPS = 32, 16, 2, 3, 10, 32, 20
+SIDE, WIDTH, BLOCKS, STAGES, CLASSES, BATCH, STEPS = 16, 16, 2, 3, 10, 16, 20
 
 
 def convolution(channels: int, made: int, size: int, stride: int = 1) -> nn.Sequential:

@@ -7,14 +7,12 @@ CALLS INTO [PROFILE]`, which are all paths.
 import contextlib
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
@@ -47,11 +45,18 @@ _DAMAGED = (
 )
 """Errors that occur if a file is damaged, or cannot be read or written."""
 
+NICENESS = 19
+"""Niceness of the background process. It is set before the process imports anything large."""
+
 _PROGRAM = f"""
-import json, sys
+import json, os, sys
+try:
+    os.nice({NICENESS})
+except OSError:
+    pass
 sys.path[:] = json.loads(sys.argv.pop(1))
-from {__name__} import run
-run()
+from {__name__} import main
+sys.exit(main(sys.argv[1:]))
 """
 """Code of the background process. Its first argument is the import path, as a JSON list."""
 
@@ -108,8 +113,10 @@ class AnnotationProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
-            # Ctrl-C in the terminal must stop only the training run.
-            start_new_session=True,
+            # Ctrl-C in the terminal must stop only the training run. A new session would do that
+            # too, but Linux gives each session an equal share of the CPU (autogroup), whatever the
+            # niceness of its processes. On two cores, the training run would lose one of them.
+            process_group=0,
         )
 
     @property
@@ -224,10 +231,3 @@ def main(arguments: Sequence[str]) -> int:
             f"{left_out.number} of the events cannot be read; first error: {left_out.first}\n"
         )
     return status
-
-
-def run() -> NoReturn:
-    """Run `main` with low priority, and exit with its status."""
-    with contextlib.suppress(OSError):
-        os.nice(10)
-    sys.exit(main(sys.argv[1:]))
