@@ -115,6 +115,8 @@ KERNELS = 1000
 _WORK = ("calls", "bytes_moved", "macs", "flops")
 _TRACED = ("self_device_seconds", "device_seconds", "self_host_seconds", "host_seconds")
 _OF_TORCH = "aten::"
+# Maximum number of rows of operators that were traced but not counted.
+_TRACED_OPERATORS = 20
 
 
 class Kernels(Struct, frozen=True, kw_only=True):
@@ -234,11 +236,16 @@ def _counted_rows(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Ro
 
 
 def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row]:
-    """Yield rows of operators that were traced but not counted."""
+    """Yield rows of operators that were traced but not counted, if their self time is long."""
+    trace = profile.trace
+    if trace is None:
+        return
     counted = {_short_name(row.operator) for row in rows}
-    for name, operator in _traced_by_name(profile).items():
+    on_device = any(operator.self_device_seconds for operator in trace.operators)
+    for operator in trace.by_own_time(on_device=on_device)[:_TRACED_OPERATORS]:
+        name = _short_name(operator.name)
         if name not in counted:
-            times = _traced_seconds(profile.trace, operator)
+            times = _traced_seconds(trace, operator)
             yield _Row(operator=name, phase="all", kind="traced", times=times)
 
 

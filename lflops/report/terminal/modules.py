@@ -324,6 +324,7 @@ def _name(line: ModuleLine, indent: int, room: int) -> Text:
 
 # Maximum number of kernels of compiled code that are shown.
 _KERNELS = 20
+_TRACED_OPERATORS = 20
 
 
 def render_operators(analysis: Analysis, phase: Phase | None = "forward") -> RenderableType:
@@ -375,7 +376,7 @@ def _traced(trace: Trace) -> FittedTable:
 
     on_device = any(operator.device_seconds for operator in trace.operators)
     rows = []
-    for operator in trace.by_own_time(on_device=on_device):
+    for operator in trace.by_own_time(on_device=on_device)[:_TRACED_OPERATORS]:
         cells = {}
         if on_device:
             cells["device, self"] = time(operator.self_device_seconds)

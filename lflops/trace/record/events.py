@@ -47,7 +47,7 @@ REGION = "## Call CompiledFxGraph "
 """Prefix of the names of events that record a run of a compiled graph. The graph's key follows."""
 LAUNCHES = "c10d::"
 """Prefix of the names of operators that launch collectives."""
-MAX_TABLE_ROWS = 20
+MAX_TABLE_ROWS = 100
 """Maximum number of operators that a profile lists by device self time.
 
 It also lists at most as many operators by host self time.

@@ -93,7 +93,7 @@ with lflops.monitor(
     log=lambda _: None,
     on_error="raise",
 ) as monitor:
-    for batch in monitor.data([torch.ones(2, 4)] * 10):
+    for batch in monitor.data([torch.ones(2, 4)] * 5):
         with monitor.step(batch):
             model(batch).sum().backward()
             child = os.fork()
@@ -118,4 +118,4 @@ def test_a_child_that_ends_within_a_step_leaves_the_run_alone(
     The script prints the children's exit statuses, the steps, and the profiles of the parent.
     """
     ended = warm_python.run(FORKS, tmp_path)
-    assert (0, "{7} 10 10 1 1 ['.jsonl']") == (ended.status, ended.out.strip()), ended.err
+    assert (0, "{7} 5 5 1 1 ['.jsonl']") == (ended.status, ended.out.strip()), ended.err

@@ -216,19 +216,19 @@ def test_an_operator_that_only_calls_its_like_is_one_with_it() -> None:
     ]
 
 
-def test_the_table_has_twenty_of_the_host_s_and_twenty_of_the_device_s() -> None:
-    """The table has the 20 longest operators on the device, and then the 20 longest on the host.
+def test_the_table_has_a_hundred_of_the_host_s_and_a_hundred_of_the_device_s() -> None:
+    """The table has the 100 longest operators on the device, and then the 100 longest on the host.
 
-    Of 50 operators, the last take longest on the device, and the first take longest on the host.
+    Of 250 operators, the last take longest on the device, and the first take longest on the host.
     """
     host = [
-        operator(f"op{each}", 1000 * each, 1000 * each + 100 - each, key=1 + each)
-        for each in range(50)
+        operator(f"op{each}", 1000 * each, 1000 * each + 300 - each, key=1 + each)
+        for each in range(250)
     ]
-    device = [kernel(each, 1 + each) for each in range(50)]
-    names = [each.name for each in joined([step(0, 100_000), *host, *device]).operators]
-    longest_on_device = [f"op{each}" for each in range(49, 29, -1)]
-    longest_on_host = [f"op{each}" for each in range(20)]
+    device = [kernel(each, 1 + each) for each in range(250)]
+    names = [each.name for each in joined([step(0, 500_000), *host, *device]).operators]
+    longest_on_device = [f"op{each}" for each in range(249, 149, -1)]
+    longest_on_host = [f"op{each}" for each in range(100)]
     assert longest_on_device + longest_on_host == names
 
 
