@@ -69,6 +69,7 @@ from lflops.findings.rules.slow_steps import (
 )
 from lflops.findings.rules.threads import ComputingThread, TooManyThreads
 from lflops.findings.rules.time_without_module import AllOfBackward, AllOfForward
+from lflops.findings.rules.untrained_modules import UntrainedModules
 from lflops.findings.rules.unused_layers import UnusedLayer
 from lflops.findings.rules.validation import Inference, Validation
 from lflops.findings.rules.wrong_peak import PeakTooLow
@@ -140,6 +141,7 @@ WORK_RULES: tuple[StepRule, ...] = (
     FrozenLayers(),
     GradientsOfFrozenWeights(),
     UnusedLayer(),
+    UntrainedModules(),
     PythonCode(),
     NoMatmuls(),
 )

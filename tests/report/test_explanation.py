@@ -536,6 +536,51 @@ def test_gradients_as_large_as_frozen_weights_are_found(
     assert expected == faults(clocked(built(rows, work, {}), times))
 
 
+@pytest.mark.parametrize(
+    ("first_layer", "updated", "expected"),
+    [
+        (4, ["student"], [("untrained", 20e-3)]),
+        (8, ["student"], [("untrained", 10e-3)]),
+        (4, ["student", "teacher.1"], [("untrained", 8e-3)]),
+        (4, ["student", "teacher.0", "teacher.1"], []),
+        (4, [], []),
+    ],
+)
+def test_gradients_of_a_module_without_an_optimizer_are_found(
+    first_layer: int, updated: list[str], expected: list[tuple[str, float]]
+) -> None:
+    """Backward of the teacher takes 20 ms, but the optimizer only updates the student.
+
+    If the teacher's first layer has as many MACs in backward as in forward, no gradient leaves the
+    teacher, so its whole backward is unnecessary. With twice as many MACs, gradients pass through
+    it, and only half of its backward is for its weights. If the optimizer updates one of the
+    teacher's layers, only the other layer is found. Nothing is found if no optimizer made a step.
+    """
+    rows = {
+        "teacher": {"class_name": "Sequential"} | weights(0, 8),
+        "teacher.0": {"class_name": "Linear"} | weights(4),
+        "teacher.1": {"class_name": "Linear"} | weights(4),
+        "student": {"class_name": "Linear"} | weights(4),
+    }
+    work: dict[tuple[str, Phase], int] = {
+        ("teacher.0", "forward"): 4,
+        ("teacher.0", "backward"): first_layer,
+        ("teacher.1", "forward"): 4,
+        ("teacher.1", "backward"): 8,
+        ("student", "forward"): 4,
+        ("student", "backward"): 8,
+    }
+    for name in updated:
+        work[name, "optimizer"] = 1
+    times: dict[tuple[str, Phase], float] = {
+        ("teacher.0", "backward"): 8e-3,
+        ("teacher.1", "backward"): 12e-3,
+        ("student", "backward"): 4e-3,
+    }
+    found = faults(clocked(built(rows, work, {}), times))
+    assert expected == [each for each in found if each[0] == "untrained"]
+
+
 def test_a_step_that_calls_no_model_has_no_frozen_layers() -> None:
     """A step without matmuls in forward has no share of frozen layers.
 
