@@ -31,6 +31,7 @@ class Finding(Struct, frozen=True, kw_only=True):
             and any training run spends time there.
         is_overhead: Whether the model computes nothing in the time that the finding is about. Such
             a finding comes before issues that cost less, even if it is not an issue.
+        is_lower_bound: Whether the true cost may be higher than `seconds`.
         operators: Seconds per step of each operator that the sentence lists with its time, keyed by
             operator.
         right: How reliable the rule was in CPU training runs with known issues: a pair
@@ -51,6 +52,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     fix: str = ""
     is_issue: bool = False
     is_overhead: bool = False
+    is_lower_bound: bool = False
     operators: Mapping[str, float] = {}
     right: tuple[int, int] | None = None
 

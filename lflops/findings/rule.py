@@ -89,6 +89,7 @@ class Rule(ABC):
         sentence: Template of the finding's sentence.
         fix: Template of the advice on how to reduce the cost.
         is_overhead: Whether the model computes nothing in the time that the rule is about.
+        is_lower_bound: Whether the true cost may be higher than the rule's estimate.
         right: How reliable the rule was in the training runs of `benchmarks/faults` that no rule
             was tuned on: a pair `(right, total)`. The rule's finding was reported first in `total`
             runs, and in `right` of these runs it named the known issue.
@@ -100,6 +101,7 @@ class Rule(ABC):
     sentence: ClassVar[str] = ""
     fix: ClassVar[str] = ""
     is_overhead: ClassVar[bool] = False
+    is_lower_bound: ClassVar[bool] = False
     right: ClassVar[tuple[int, int] | None] = None
 
 
@@ -190,6 +192,7 @@ class StepRule(Rule):
             fix=self.advise(candidate, step),
             is_issue=is_issue,
             is_overhead=self.is_overhead,
+            is_lower_bound=self.is_lower_bound,
             operators=candidate.operators,
             right=self.right if is_issue and has_track_record else None,
         )

@@ -18,7 +18,7 @@ from lflops.findings.rules.optimizer import embedding_with_few_rows
 from lflops.findings.rules.other_work import OtherWorkOfRun
 from lflops.findings.run_rule import RunEvidence
 from lflops.hardware.chips import Hardware
-from lflops.ledger.account import Ledger, Span, Start
+from lflops.ledger.account import Ledger, Span, Start, StepGroup
 from lflops.profile.notes import Note
 from lflops.profile.profile import OpCount, OptimizerSettings, Profile, UnsupportedCall
 from lflops.profile.records import PASSES, Phase, Trace, TracedOperator
@@ -203,6 +203,34 @@ def test_rollouts_are_no_validation() -> None:
 def test_a_validation_is_found() -> None:
     """The twin: the time was measured in a validation loader or hook."""
     assert findings(account(validation=120.0))["validation"].is_issue
+
+
+@pytest.mark.parametrize("is_between", [True, False])
+def test_a_single_validation_after_the_run_is_no_issue(is_between: bool) -> None:
+    """A run that validates once, after its last step, cannot validate less often."""
+    between = {"validation": 1.0} if is_between else {}
+    step = StepGroup(first=0, last=0, spent={"forward": 0.8}, between=between, longest=0.8)
+    run = replace(account(validation=120.0), step_groups=(step,))
+    assert is_between == findings(run)["validation"].is_issue
+
+
+def test_matmuls_outside_the_layers_are_named_with_their_time() -> None:
+    """A loss with a Cholesky decomposition takes 20 ms, and few MACs of forward.
+
+    If it has a tenth of the MACs, and no backward, a second model may run there.
+    """
+    decomposition = product("", "linalg_cholesky_ex", "forward", macs=1, bytes_moved=100)
+    given = trained(
+        own={("", "forward"): 20e-3},
+        cells=[decomposition],
+        operators={"linalg_cholesky_ex": 19e-3},
+    )
+    found = findings(given)["outside"]
+    assert "linalg_cholesky_ex (19.0 ms)" in found.sentence
+    assert "Call linalg_cholesky_ex less often" in found.fix
+    large = product("", "linalg_cholesky_ex", "forward", macs=10_000, bytes_moved=100)
+    with_model = trained(own={("", "forward"): 20e-3}, cells=[large])
+    assert "reference model" in findings(with_model)["outside"].sentence
 
 
 # Operators that the model calls itself, outside its layers.
@@ -1146,7 +1174,7 @@ def test_a_slow_optimizer_is_named_without_a_window() -> None:
 def test_an_optimizer_that_loops_over_rows_is_an_issue() -> None:
     """400 ms for 40,000 calls are 10 µs for each call, but no optimizer needs so many calls.
 
-    The twin makes as many calls, but for 80 modules.
+    The twin makes as many calls, but for 400 modules.
     """
     cells = [cell("a", "add_", "optimizer", calls=40_000, bytes_moved=160_000)]
     looping = trained(optimizer=0.4, cells=cells)
@@ -1156,9 +1184,9 @@ def test_an_optimizer_that_loops_over_rows_is_an_issue() -> None:
     parameters = replace(looping.modules["a"], class_name="ParameterList")
     with_list = replace(looping, modules={**looping.modules, "a": parameters})
     assert not findings(with_list)["optimizer"].is_issue
-    many = [replace(cells[0], module=f"layers.{each}", calls=500) for each in range(80)]
+    many = [replace(cells[0], module=f"layers.{each}", calls=100) for each in range(400)]
     rows = {"": {"class_name": "Net"}, "layers": {"class_name": "ModuleList"}}
-    rows |= {f"layers.{each}": {"class_name": "Linear"} for each in range(80)}
+    rows |= {f"layers.{each}": {"class_name": "Linear"} for each in range(400)}
     step = Step(index=0, kind="unprofiled", seconds=0.5, phases=USUAL | {"optimizer": 0.4})
     steps = tuple(replace(step, index=number) for number in range(6))
     given = profile(rows, many, run=run(kind="training", device_type="cpu"), steps=steps)

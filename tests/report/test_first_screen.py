@@ -1000,6 +1000,15 @@ def test_a_run_with_an_issue_ends_with_a_summary() -> None:
     assert [] == quiet
 
 
+@pytest.mark.parametrize(("seconds", "is_said"), [(3.1, True), (2.9, False)])
+def test_a_run_with_a_large_finding_ends_with_a_summary(seconds: float, is_said: bool) -> None:
+    """Without a window, a slow optimizer is no issue. A quarter of the 12 s is worth a summary."""
+    said: list[str] = []
+    run = ledger(steps(*[0.0] * 30), **{"training/optimizer": seconds})
+    log_run(replace(run, device="cpu"), None, None, said.append)
+    assert is_said == any("Optimizer: this takes" in text for text in said)
+
+
 @pytest.mark.parametrize(("other", "is_issue"), [(0.25, True), (0.1, False)])
 def test_much_time_outside_all_phases_is_an_issue_even_without_a_window(
     other: float, *, is_issue: bool

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.rule import Candidate, ModuleRule, Threshold
+from lflops.findings.rule import Candidate, Facts, ModuleRule, Threshold
+from lflops.profile.module_names import plain
 from lflops.profile.notes import names_in
 
 PYTHON_FACTOR = 1.2
@@ -18,10 +19,12 @@ class GradientHooks(ModuleRule):
     """
 
     name = "gradient_hooks"
+    title = "hooks on parameters in {hooked}"
     threshold = Threshold(share=0.10, seconds=0.001)
+    is_lower_bound = True
     sentence = (
-        "{Cost} is spent in backward of modules whose parameters have hooks, mostly in {where}, "
-        "beyond the time of their operators."
+        "At least {cost} is spent in backward of modules whose parameters have hooks, mostly in "
+        "{where}, beyond the time of their operators."
     )
     fix = (
         "Let the hooks on parameters (Tensor.register_hook) work only every N steps, or handle all "
@@ -40,7 +43,9 @@ class GradientHooks(ModuleRule):
                 beyond[name] = seconds
         if beyond:
             most = max(beyond, key=beyond.__getitem__)
-            yield Candidate(rule=self, seconds=sum(beyond.values()), module=most)
+            hooked = len(_hooked(step))
+            facts: Facts = {"hooked": plain(most) if hooked == 1 else f"{hooked} modules"}
+            yield Candidate(rule=self, seconds=sum(beyond.values()), module=most, facts=facts)
 
 
 def hooked_patterns(step: StepEvidence) -> set[str]:

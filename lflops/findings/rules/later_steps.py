@@ -45,7 +45,10 @@ class LongerThanInWindow(RunRule):
         "To see which module takes longer, profile other steps: run lflops window with the folder "
         "of the run during the training, or pass a schedule with a longer wait"
     )
-    fix_of_growth = f"Look for lists, caches or metrics that grow with each step. {fix}"
+    fix_of_growth = (
+        "If the batches do not grow, look for lists, caches or metrics that grow with each step. "
+        f"{fix}"
+    )
 
     def findings(self, run: RunEvidence) -> Iterator[Finding]:
         if run.profile is None or not run.ledger.is_on_cpu or not run.ledger.unprofiled:

@@ -32,10 +32,17 @@ This is the value for an optimizer that updates all parameters at once (`fused` 
 SLOW_ON_DEVICE = 2.0
 """An optimizer on a device is slow if it takes this many times as long as its operators need."""
 
-MOST_CALLS_PER_MODULE = 1000
+MOST_CALLS_PER_MODULE = 200
 """An optimizer that makes more operator calls than this for one module computes in a Python loop.
 
-Adam makes 10 to 20 calls for each parameter, and a module has few parameters of its own.
+Adam makes 10 to 20 calls for each parameter, an optimizer such as Muon makes less than 100, and a
+module has few parameters of its own.
+"""
+
+MOST_CALLS_OF_ROOT = 1000
+"""Like `MOST_CALLS_PER_MODULE`, but for the root.
+
+The root also has the calls of optimizers that work on a flat copy of all parameters.
 """
 
 MANY_PARAMETERS = {"ParameterDict", "ParameterList"}
@@ -190,17 +197,18 @@ def needed_seconds(step: StepEvidence) -> float:
 
 
 def _looped_calls(profile: Profile) -> int:
-    """Return the number of operator calls of the optimizer beyond `MOST_CALLS_PER_MODULE`.
+    """Return the number of the optimizer's operator calls beyond the most calls of each module.
 
     An optimizer such as LBFGS, which repeats its work in each step, is left out.
     """
     if any(optimizer.max_iter is not None for optimizer in profile.run.optimizers):
         return 0
     calls = 0
-    for module in profile.modules.values():
+    for name, module in profile.modules.items():
         if module.class_name in MANY_PARAMETERS:
             continue
-        calls += max(module.optimizer.self_calls - MOST_CALLS_PER_MODULE, 0)
+        most = MOST_CALLS_PER_MODULE if name else MOST_CALLS_OF_ROOT
+        calls += max(module.optimizer.self_calls - most, 0)
     return calls
 
 

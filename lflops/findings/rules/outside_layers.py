@@ -11,6 +11,9 @@ from lflops.findings.rules.python_code import calling_seconds
 from lflops.profile.profile import ModuleProfile
 from lflops.profile.records import ModulePhase, Phase
 
+REFERENCE_SHARE = 0.1
+"""A reference model has at least this share of the MACs of forward."""
+
 PYTHON_SHARE = 0.5
 """Python code is the reason if it takes at least this share of the time outside the layers."""
 
@@ -117,7 +120,7 @@ def _seconds_outside(step: StepEvidence) -> float | None:
         share = step.inefficient_share_of_root + step.breakdown.parts.get("forward", 0.0)
         return share * step.breakdown.seconds
     forward = step.root.forward
-    if forward.seconds is None or forward.self_macs:
+    if forward.seconds is None:
         return None
     communicating = []
     for (module, _), seconds in step.times.communicating.items():
@@ -169,5 +172,5 @@ def _has_reference_model(root: ModuleProfile) -> bool:
 
     In reinforcement learning from feedback, this is the reference model.
     """
-    is_model = bool(root.forward.self_macs and root.backward.macs)
-    return is_model and not root.backward.self_macs
+    is_model = root.forward.self_macs >= REFERENCE_SHARE * root.forward.macs > 0
+    return is_model and bool(root.backward.macs) and not root.backward.self_macs

@@ -28,6 +28,7 @@ class WideDtype(ModuleRule):
 
     name = "dtype"
     threshold = Threshold(share=0.0)
+    is_lower_bound = True
     sentence = (
         "The matmuls of {where} run in {dtype}, while {others} use {usual_dtype}: this costs "
         "{cost}."

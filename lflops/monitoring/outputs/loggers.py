@@ -729,10 +729,10 @@ def log_run(
 ) -> None:
     """Log a summary of the whole run.
 
-    If the run had no window, no issue, and lost neither much time nor much memory, the summary is
-    one line that names the folder. Such a run gets no summary if it has no folder or no steps.
+    If the run had no window and nothing stands out in its ledger, the summary is one line that
+    names the folder. Such a run gets no summary if it has no folder or no steps.
     """
-    if window is None and not has_losses(ledger) and first_issue(findings_of(None, ledger)) is None:
+    if window is None and not _stands_out(ledger):
         if paths is not None and ledger.steps:
             where = shlex.quote(str(paths.profiles))
             say(f"lflops: the run has ended: {headline(ledger)}; to see more: lflops why {where}")
@@ -746,6 +746,18 @@ def log_run(
         command = "why" if window is None else "show"
         lines.append(f"{'to see more':<14}  lflops {command} {where}; lflops ledger {where}")
     say("\n".join(lines))
+
+
+LARGE_SHARE = 0.25
+"""A run's summary shows a finding of the run's ledger if its cost is at least this share."""
+
+
+def _stands_out(ledger: Ledger) -> bool:
+    """Return whether a run lost much time or memory, has an issue, or has a large finding."""
+    found = findings_of(None, ledger)
+    if has_losses(ledger) or first_issue(found) is not None:
+        return True
+    return any((finding.share or 0.0) >= LARGE_SHARE for finding in found)
 
 
 def module_scalars(

@@ -91,7 +91,7 @@ interface StepGroup {
 interface Confidence { level: "high" | "medium" | "low"; why: string[] }
 interface Card {
   cause: string; title: string; seconds: number | null; text: string; action: string; sentence: string; view: string; module: string;
-  confidence: Confidence; is_issue: boolean;
+  confidence: Confidence; is_issue: boolean; is_lower_bound: boolean;
 }
 interface Steps { number: number; mean: number; p50: number | null; p95: number | null; source: "run" | "window"; said: string }
 interface RankDot { rank: number; status: string; lost: number; said: string }

@@ -67,8 +67,9 @@ class Card(Struct, frozen=True, kw_only=True):
         cause: The name of the finding's rule.
         title: A few words that name the cause of the cost.
         seconds: Maximum seconds per step that the action saves, or `None` if this is unknown.
-        text: The seconds as text, such as `−29.0 ms`. There is no minus sign if the finding is not
-            an issue.
+        is_lower_bound: Whether the action may save more than `seconds`.
+        text: The seconds as text, such as `−29.0 ms` or `−29.0 ms or more`. There is no minus sign
+            if the finding is not an issue.
         action: Advice on what to do. Empty if there is no general advice.
         sentence: The finding as a sentence.
         view: The view (tab) of the page that shows the data behind the finding.
@@ -80,6 +81,7 @@ class Card(Struct, frozen=True, kw_only=True):
     cause: str
     title: str
     seconds: float | None
+    is_lower_bound: bool
     text: str
     action: str
     sentence: str
@@ -147,12 +149,15 @@ def _card(finding: Finding, confidence: Confidence, ledger: Ledger | None) -> Ca
         # Only an issue can be fixed, so only the time of an issue has a minus sign.
         sign = "−" if finding.is_issue else ""
         saving = f"{sign}{units.duration(seconds)}"
+        if finding.is_lower_bound:
+            saving += " or more"
     usual_view = "modules" if finding.module else "run"
     view = VIEWS.get(finding.cause, usual_view)
     return Card(
         cause=finding.cause,
         title=_title_of(finding, ledger),
         seconds=seconds,
+        is_lower_bound=finding.is_lower_bound,
         text=saving,
         action="" if finding.cause == "busiest" else finding.fix,
         sentence=finding.sentence,

@@ -126,7 +126,8 @@ def _card_rows(screen: FirstScreen) -> Iterator[tuple[str, str]]:
 def _saving(card: Card) -> str:
     if card.seconds is None:
         return "a fix saves an unknown amount of time"
-    return f"a fix saves at most {units.duration(card.seconds)} per step"
+    bound = "at least" if card.is_lower_bound else "at most"
+    return f"a fix saves {bound} {units.duration(card.seconds)} per step"
 
 
 def _cost(card: Card) -> str:
