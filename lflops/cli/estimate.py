@@ -18,6 +18,7 @@ from rich.console import Group, RenderableType
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.cli.output import BYTES, UsageError, draw, name_file, save_memory, write_json
 from lflops.cli.progress import ProgressLine
+from lflops.cli.shared_options import Depth, Fused, TokensPerSample, TrustRemoteCode
 from lflops.errors import LflopsError
 from lflops.estimation.prediction import Prediction, predict, why_not
 from lflops.extras import needed
@@ -89,13 +90,7 @@ def estimate(
             help="Update each parameter during backward, as soon as its gradient is complete.",
         ),
     ] = False,
-    fused: Annotated[
-        bool,
-        typer.Option(
-            "--fused",
-            help="Use the fused implementation of the optimizer, which needs no temporary tensors.",
-        ),
-    ] = False,
+    fused: Fused = False,
     hardware: Annotated[
         str | None,
         typer.Option(
@@ -173,15 +168,7 @@ def estimate(
             "how its layers are split.",
         ),
     ] = None,
-    seq: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. "
-            "If TARGET is a function, the number is its second argument.",
-        ),
-    ] = None,
+    seq: TokensPerSample = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -272,14 +259,7 @@ def estimate(
             "nf4, or nf4-dq for double quantization as in QLoRA. Only with --lora.",
         ),
     ] = None,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Run Python code that comes with a configuration. Without this option, such a "
-            "configuration is refused.",
-        ),
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     accumulation: Annotated[
         int,
         typer.Option(
@@ -307,13 +287,7 @@ def estimate(
             "--tokens.",
         ),
     ] = None,
-    depth: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of levels below the model to show in the tree of modules, or -1 for all.",
-        ),
-    ] = -1,
+    depth: Depth = -1,
     save: Annotated[
         Path | None,
         typer.Option(

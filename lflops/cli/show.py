@@ -9,6 +9,7 @@ from rich.console import Group
 from lflops.analysis.analysis import Analysis, analyze
 from lflops.analysis.tree import SORT_KEYS, share_of
 from lflops.cli.output import UsageError, draw, name_file, save_memory, write_json, write_lines
+from lflops.cli.shared_options import Depth
 from lflops.profile.records import PHASES, Phase
 from lflops.report.explanation import profile_at, windows_in
 from lflops.report.first_screen.screen import FirstScreen, first_screen
@@ -45,13 +46,7 @@ def show(
         ),
     ],
     *,
-    depth: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Number of levels below the model to show in the tree of modules, or -1 for all.",
-        ),
-    ] = -1,
+    depth: Depth = -1,
     sort: Annotated[
         str | None,
         typer.Option(

@@ -24,7 +24,7 @@ from lflops.garbage import gc_paused
 from lflops.inputs.arguments import check_module
 from lflops.inputs.batch_size import looked_up_tokens, lookups_of
 from lflops.inputs.devices import has_tf32
-from lflops.inputs.optimizers import settings_of_all
+from lflops.inputs.optimizers import parameters_of, settings_of_all
 from lflops.inputs.run_info import run_of
 from lflops.inputs.tensors import named_arguments, tensors_in
 from lflops.model.call import ModelCall
@@ -365,6 +365,7 @@ class Counting:
             partial=partial,
             takes_derivatives=self._takes_derivatives,
             optimizers=settings_of_all(self._counter.optimizers()),
+            optimized_parameters=parameters_of(self._counter.optimizers()),
         )
         collected = CountedPass(
             tree=self._tree,

@@ -15,11 +15,23 @@ def settings_of_all(optimizers: Iterable[Optimizer]) -> tuple[OptimizerSettings,
     return tuple(dict.fromkeys(map(settings_of, largest_first)))
 
 
+def parameters_of(optimizers: Iterable[Optimizer]) -> int | None:
+    """Return the number of parameters that optimizers update; `None` if there is no optimizer.
+
+    A parameter of several optimizers counts once.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    if not groups:
+        return None
+    sizes: dict[int, int] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            sizes[id(parameter)] = parameter.numel()
+    return sum(sizes.values())
+
+
 def _number_of_parameters(optimizer: Optimizer) -> int:
-    number = 0
-    for group in optimizer.param_groups:
-        number += sum(parameter.numel() for parameter in group["params"])
-    return number
+    return parameters_of([optimizer]) or 0
 
 
 def settings_of(optimizer: Optimizer) -> OptimizerSettings:

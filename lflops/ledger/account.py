@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import Struct
 
 from lflops.display import Displayed
-from lflops.profile.series import summed
+from lflops.profile.series import sum_known, summed
 
 CATEGORIES = {
     "start_up": "start-up",
@@ -102,6 +102,8 @@ class StepGroup(
             time between two steps belongs to the later step.
         longest: Seconds of the longest step.
         steps: The number of steps.
+        elements: Number of elements of the tensors in the batches of all steps, or `None` if it is
+            unknown.
         mode: "warm_up" for the first steps of a start (process), "profiled" if lflops counted,
             timed or traced the steps, otherwise "unprofiled".
         start: Index in `Ledger.starts` of the start (process) in which the steps ran.
@@ -113,6 +115,7 @@ class StepGroup(
     between: Mapping[str, float] = {}
     longest: float
     steps: int = 1
+    elements: int | None = None
     mode: Literal["unprofiled", "profiled", "warm_up"] = "unprofiled"
     start: int = 0
 
@@ -142,6 +145,7 @@ def _joined(first: StepGroup, second: StepGroup) -> StepGroup:
         between=summed([*first.between.items(), *second.between.items()]),
         longest=max(first.longest, second.longest),
         steps=first.steps + second.steps,
+        elements=sum_known((first.elements, second.elements)),
         mode=first.mode,
     )
 

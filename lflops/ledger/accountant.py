@@ -266,6 +266,7 @@ class StepAccountant:
             spent={phase: spent / 1e9 for phase, spent in step.phases.items()},
             between={name: spent / 1e9 for name, spent in between.items() if spent},
             longest=seconds,
+            elements=step.elements,
             mode=mode,
         )
         self.groups.append(group)

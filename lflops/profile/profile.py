@@ -542,6 +542,8 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
             `create_graph=True`. Gradient penalties and physics-informed losses do this.
         optimizers: The optimizers that made a step in the counted code, those with the most
             parameters first. Optimizers with the same settings are listed once.
+        optimized_parameters: Number of parameters that these optimizers update together. `None` if
+            no optimizer made a step.
     """
 
     kind: Literal["count", "measure", "estimate", "training"]
@@ -578,6 +580,7 @@ class Run(Struct, frozen=True, kw_only=True, gc=False):
     tokens_from: tuple[str, ...] = ()
     takes_derivatives: bool = False
     optimizers: tuple[OptimizerSettings, ...] = ()
+    optimized_parameters: Count | None = None
 
     @property
     def is_auto_detected(self) -> bool:

@@ -335,7 +335,7 @@ def _explained(
     because = joined(because, unlike_window(summary, ledger), separator="; ")
     said = [_ran_out_of_memory(ledger, path), _said(verdict, summary, ledger)]
     if ledger is not None:
-        if profile is None and first_issue(findings) is None:
+        if profile is None:
             said.append(_longest_phases(ledger))
         said.append(_other_runs(ledger))
     found = Explanation(

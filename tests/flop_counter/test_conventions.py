@@ -422,7 +422,10 @@ def test_work_on_parameters_after_the_update_is_no_forward_pass() -> None:
 
 
 def test_the_optimizer_with_the_most_parameters_is_listed_first() -> None:
-    """Advice is about the first optimizer that can be improved, so it must be the largest."""
+    """Advice is about the first optimizer that can be improved, so it must be the largest.
+
+    Together, the two optimizers update the parameters of both.
+    """
     model = torch.nn.Linear(100, 50)
     weight = torch.nn.Parameter(torch.ones(5))
     small = torch.optim.SGD([weight], lr=0.1)
@@ -431,8 +434,9 @@ def test_the_optimizer_with_the_most_parameters_is_listed_first() -> None:
         (model(fixed(3, 100)).sum() * weight.sum()).backward()
         small.step()
         large.step()
-    names = [each.class_name for each in counted.profile.run.optimizers]
-    assert ["Adam", "SGD"] == names
+    run = counted.profile.run
+    assert ["Adam", "SGD"] == [each.class_name for each in run.optimizers]
+    assert 100 * 50 + 50 + 5 == run.optimized_parameters
 
 
 @pytest.mark.skipif(

@@ -186,13 +186,14 @@ def test_a_file_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def group(step: int, mode: str = "unprofiled") -> StepGroup:
+def group(step: int, mode: str = "unprofiled", elements: int | None = None) -> StepGroup:
     """Return a group that consists of one step of one second."""
     return StepGroup(
         first=step,
         last=step,
         spent={"forward": 1.0},
         longest=1.0,
+        elements=elements,
         mode=mode,  # type: ignore[arg-type]
     )
 
@@ -203,6 +204,13 @@ def test_neighbours_of_one_mode_are_joined() -> None:
     assert [(1, 2, 2), (3, 3, 1), (4, 4, 1), (5, 5, 1)] == [
         (each.first, each.last, each.steps) for each in joined
     ]
+
+
+def test_the_size_of_joined_batches_is_their_sum() -> None:
+    """The size is unknown if it is unknown for one of the two groups."""
+    sizes = (3, 4, 5, None)
+    joined = in_pairs([group(step, elements=size) for step, size in enumerate(sizes)])
+    assert [7, None] == [each.elements for each in joined]
 
 
 def test_a_file_has_a_bounded_number_of_steps(

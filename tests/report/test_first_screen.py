@@ -730,6 +730,38 @@ def test_a_phase_that_grows_during_the_run_is_described() -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "more", "advice"),
+    [
+        pytest.param(None, 0, "If the batches do not grow, look for lists", id="unknown"),
+        pytest.param(100, 0, "Look for lists", id="the same batches"),
+        pytest.param(100, 2, "Look for lists", id="slightly larger batches"),
+        pytest.param(100, 15, None, id="larger batches"),
+    ],
+)
+def test_a_phase_that_grows_with_the_batches_is_not_reported(
+    first: int | None, more: int, advice: str | None
+) -> None:
+    """Forward takes 0.2 s in the first step and 30 ms more in each later one of 30 steps.
+
+    It takes 3.2 times as long in the last quarter as in the first. With 15 more elements in each
+    step, the last batches have 482 elements instead of 152, which is 3.2 times as many.
+    """
+    window = ran({"fc": 0.2}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    groups = []
+    for number, group in enumerate(of_phases(backward=0.1)):
+        spent = group.spent | {"forward": 0.2 + 0.03 * number}
+        elements = None if first is None else first + more * number
+        groups.append(replace(group, spent=spent, elements=elements))
+    found = findings_of(window_summary(analyze(window)), ledger(groups))
+    advised = [each.fix for each in found if each.cause == "longer_phase"]
+    if advice is None:
+        assert [] == advised
+    else:
+        (fix,) = advised
+        assert fix.startswith(advice)
+
+
+@pytest.mark.parametrize(
     "spent",
     [
         pytest.param({"forward": 0.4, "backward": 0.2}, id="larger batches"),

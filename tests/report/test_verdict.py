@@ -373,7 +373,7 @@ def test_modules_without_products_are_named_where_no_peak_is_known() -> None:
     most = (
         "Among the modules, the most time is spent in blocks.*.fc (Linear): 50.0 % of the step "
         "(8.00 ms). The chip's "
-        "peak is unknown, so lflops cannot tell how fast this module could be."
+        "peak is unknown, so lflops cannot tell how much time this should take."
     )
     given = blocks({}, {"forward": 16}, hardware=None)
     _, why = told(given)

@@ -13,6 +13,7 @@ from lflops import units
 from lflops.cli.estimate import builder_for
 from lflops.cli.output import UsageError, draw, write_json
 from lflops.cli.progress import ProgressLine
+from lflops.cli.shared_options import Fused, TokensPerSample, TrustRemoteCode
 from lflops.report.terminal.tables import FittedTable, margin, prose, text
 from lflops.report.text import counted
 
@@ -48,15 +49,7 @@ def plan(
             help="Number of samples in a step, on all GPUs together. Default: 16 for each GPU.",
         ),
     ] = None,
-    seq: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Number of tokens per sample. If TARGET is a configuration, the default is 512. "
-            "If TARGET is a function, the number is its second argument.",
-        ),
-    ] = None,
+    seq: TokensPerSample = None,
     optimizer: Annotated[
         str,
         typer.Option(
@@ -65,13 +58,7 @@ def plan(
             "such as adamw, or adamw8bit.",
         ),
     ] = "adamw",
-    fused: Annotated[
-        bool,
-        typer.Option(
-            "--fused",
-            help="Use the optimizer's fused implementation, which needs no temporary tensors.",
-        ),
-    ] = False,
+    fused: Fused = False,
     precision: Annotated[
         str,
         typer.Option(
@@ -99,14 +86,7 @@ def plan(
     top: Annotated[
         int, typer.Option(metavar="N", min=1, help="Maximum number of rows in each table.")
     ] = 12,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code",
-            help="Run Python code that comes with a configuration. Without this option, such a "
-            "configuration is refused.",
-        ),
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     save: Annotated[
         Path | None,
         typer.Option(

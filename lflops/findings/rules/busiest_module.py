@@ -17,11 +17,11 @@ class BusiestModule(StepRule):
     """
 
     name = "busiest"
-    title = "busiest module: {where}{class}"
-    sentence = "Among the modules, the most time is spent in {where}{class}: {cost}."
+    title = "busiest module: {where}{class}{itself}"
+    sentence = "Among the modules, the most time is spent in {where}{class}{itself}: {cost}."
     sentence_without_peak = (
-        "Among the modules, the most time is spent in {where}{class}: {cost}. The chip's peak is "
-        "unknown, so lflops cannot tell how fast this module could be."
+        "Among the modules, the most time is spent in {where}{class}{itself}: {cost}. The chip's "
+        "peak is unknown, so lflops cannot tell how much time this should take."
     )
     fix_without_peak = 'Pass hardware="measure" to {monitor}, which then measures the peak'
     fix_without_peak_in_detected_loop = (
@@ -37,7 +37,12 @@ class BusiestModule(StepRule):
         most = below_root[0] if below_root else step.busiest[0]
         found = {step.patterns.get(each.module, each.module) for each in earlier}
         if not most.pattern or most.pattern not in found:
-            facts: Facts = {"class": in_brackets(most.kind, most.name) if most.name else ""}
+            modules = step.modules_at(most.pattern) if most.pattern else []
+            has_submodules = any(step.children[name] for name in modules)
+            facts: Facts = {
+                "class": in_brackets(most.kind, most.name) if most.name else "",
+                "itself": " itself, outside its submodules" if has_submodules else "",
+            }
             yield Candidate(
                 rule=self,
                 seconds=most.seconds,

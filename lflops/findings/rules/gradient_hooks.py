@@ -26,10 +26,7 @@ class GradientHooks(ModuleRule):
         "At least {cost} is spent in backward of modules whose parameters have hooks, mostly in "
         "{where}, beyond the time of their operators."
     )
-    fix = (
-        "Let the hooks on parameters (Tensor.register_hook) work only every N steps, or handle all "
-        "gradients at once after backward"
-    )
+    fix = "Let the hooks on parameters (Tensor.register_hook) work only every N steps"
 
     def detect_modules(
         self, step: StepEvidence, earlier: Sequence[Candidate]

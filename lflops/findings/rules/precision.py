@@ -86,6 +86,9 @@ class WideDtype(ModuleRule):
             facts: Facts = {"dtype": "float64", "usual_dtype": "float32"}
             yield Candidate(rule=self, seconds=seconds * FLOAT32_HALVES_FLOAT64, facts=facts)
 
+    def title_for(self, candidate: Candidate) -> str:
+        return "matmuls of {where} in {dtype}" if candidate.module else "matmuls in {dtype}"
+
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         if "others" in candidate.facts:
             return self.sentence

@@ -37,19 +37,19 @@ class UntrainedModules(StepRule):
         if step.are_module_times_unreliable:
             return
         untrained = []
-        # Some optimizers work on one flat copy of all parameters. Their work belongs to the root.
-        has_updated_modules = False
         for name, module in step.profile.modules.items():
             if name and _is_untrained(module):
                 untrained.append(name)
-            elif name and module.optimizer.calls:
-                has_updated_modules = True
-        if not has_updated_modules:
-            return
+        outermost = []
         for name in untrained:
-            parent = name.rpartition(".")[0]
-            module = step.profile.modules[name]
-            if parent in untrained or module.backward.seconds is None:
+            if name.rpartition(".")[0] not in untrained:
+                outermost.append(name)
+        modules = [step.profile.modules[name] for name in outermost]
+        parameters = sum(module.trainable_parameters for module in modules)
+        if parameters > _parameters_without_optimizer(step):
+            return
+        for name, module in zip(outermost, modules, strict=True):
+            if module.backward.seconds is None:
                 continue
             seconds = module.backward.seconds.median
             if _passes_gradients_on(module):
@@ -57,8 +57,23 @@ class UntrainedModules(StepRule):
             yield Candidate(rule=self, seconds=seconds, module=name)
 
 
+def _parameters_without_optimizer(step: StepEvidence) -> int:
+    """Return the number of trainable parameters that no optimizer updates.
+
+    The result is 0 if it is unknown, for example because the model is sharded.
+    """
+    optimized = step.profile.run.optimized_parameters
+    root = step.root
+    if optimized is None or root.local_parameters != root.parameters:
+        return 0
+    return root.trainable_parameters - optimized
+
+
 def _is_untrained(module: ModuleProfile) -> bool:
-    """Return whether backward computes gradients of a module that no optimizer updates."""
+    """Return whether backward computes gradients of a module without work of an optimizer.
+
+    This is also true if lflops does not see the work, because the optimizer uses custom kernels.
+    """
     has_gradients = bool(module.trainable_parameters and module.backward.macs)
     return has_gradients and not module.optimizer.calls
 

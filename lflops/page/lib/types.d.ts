@@ -83,7 +83,7 @@ interface LedgerShown { title: string; ledger: Ledger; categories: Record<string
 
 /** Consecutive steps of one mode: see the docstrings in lflops/ledger/account.py. Fields with their default are left out. */
 interface StepGroup {
-  first: number; last: number; spent: Record<string, number>; longest: number; between?: Record<string, number>; steps?: number;
+  first: number; last: number; spent: Record<string, number>; longest: number; between?: Record<string, number>; steps?: number; elements?: number;
   mode?: "unprofiled" | "profiled" | "warm_up"; start?: number;
 }
 

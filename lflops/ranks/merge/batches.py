@@ -65,6 +65,9 @@ def sum_of_batches(profiles: Sequence[Profile]) -> Profile:
         dtype=dtype_of(op_counts) or last.run.dtype,
         takes_derivatives=takes_derivatives,
         optimizers=tuple(optimizers),
+        optimized_parameters=largest_known(
+            profile.run.optimized_parameters for profile in profiles
+        ),
     )
     return replace(
         last,

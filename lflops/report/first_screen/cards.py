@@ -29,7 +29,7 @@ the log show only the first `FIRST_CARDS` cards.
 FIRST_CARDS = 3
 
 
-LEAST_SAVING = 0.01
+LEAST_SAVING = 0.03
 """A finding that is not an issue gets a card if its cost is at least this share of a step."""
 
 
