@@ -341,7 +341,13 @@ class Unrolling:
         op_counts = tuple(self._rows(profile.op_counts, longer.op_counts))
         return replace(
             profile,
-            run=replace(profile.run, dtype=dtype_of(op_counts) or profile.run.dtype),
+            run=replace(
+                profile.run,
+                dtype=dtype_of(op_counts) or profile.run.dtype,
+                optimized_parameters=self._extrapolated(
+                    profile.run.optimized_parameters, longer.run.optimized_parameters
+                ),
+            ),
             modules=self._modules(profile.modules, longer.modules, record.peak_of_rows()),
             op_counts=op_counts,
             unsupported=tuple(self._rows(profile.unsupported, longer.unsupported)),
