@@ -16,6 +16,7 @@ from lflops.findings.stalls import stalls_in, stalls_of
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.monitoring.outputs.loggers import log_run
+from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import Trace, TracedOperator
 from lflops.report.first_screen.merged_findings import findings_of
@@ -710,6 +711,21 @@ def test_a_phase_that_alone_takes_longer_after_the_window_is_named() -> None:
     assert "forward takes 2.5 × as long in the run" in unlike_window(
         window_summary(analyze(window)), run
     )
+
+
+def test_whole_phases_have_their_time_in_the_run() -> None:
+    """If module times are unreliable, forward and backward have their times of the run.
+
+    In the window, they take 0.2 and 0.1 s. In the run, backward takes longer than forward.
+    """
+    window = ran({"fc": 0.15}, steps=clean(*[0.3] * 9, forward=2 / 3, backward=1 / 3))
+    note = Note(code="time_scaled", subject="", values={"forward": 9.0})
+    window = replace(window, notes=(note,), run=replace(window.run, kind="training"))
+    groups = ledger(of_phases(forward=0.25, backward=0.35))
+    found = {each.cause: each for each in findings_of(window_summary(analyze(window)), groups)}
+    assert 0.25 == pytest.approx(found["all_forward"].seconds)
+    assert 0.35 == pytest.approx(found["all_backward"].seconds)
+    assert "58.3 % of the step (350 ms) is spent in backward" in found["all_backward"].sentence
 
 
 def test_a_phase_that_grows_during_the_run_is_described() -> None:

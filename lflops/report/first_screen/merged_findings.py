@@ -183,7 +183,7 @@ _PHRASES = {
 }
 """How a finding names each of the phases whose time is measured in all steps of a run."""
 
-_PHASES = {"recomputed": "recompute"}
+_PHASES = {"recomputed": "recompute", "all_forward": "forward", "all_backward": "backward"}
 """The name of the phase that a finding is about, keyed by the finding's cause.
 
 For all other findings about a phase, the cause is the name of the phase.
