@@ -336,8 +336,7 @@ def traced_seconds(profile: Profile, *, own: bool = False) -> dict[str, float]:
     steps = profile.traced_steps
     if trace is None or steps is None:
         return {}
-    on_device = any(operator.self_device_seconds for operator in trace.operators)
-    field = "device_seconds" if on_device else "host_seconds"
+    field = "device_seconds" if trace.has_device_times else "host_seconds"
     if own:
         field = f"self_{field}"
     return {operator.name: getattr(operator, field) / steps for operator in trace.operators}

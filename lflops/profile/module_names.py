@@ -36,6 +36,12 @@ def parent_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def outermost(names: Iterable[str]) -> list[str]:
+    """Return the names that have no parent among the names, in the given order."""
+    found = dict.fromkeys(names)
+    return [name for name in found if parent_of(name) not in found]
+
+
 def last_part(name: str) -> str:
     """Return the part of a name after the last dot: `b` for `a.b`, and `a` for `a`."""
     return name.rpartition(".")[2]

@@ -305,9 +305,17 @@ class Trace(Struct, frozen=True, kw_only=True):
     operators: tuple[TracedOperator, ...] = ()
     compiled: CompiledCode | None = None
 
-    def by_own_time(self, *, on_device: bool) -> list[TracedOperator]:
-        """Return the operators, sorted by self time on the device or on the host, largest first."""
-        field = "self_device_seconds" if on_device else "self_host_seconds"
+    @property
+    def has_device_times(self) -> bool:
+        """Whether an operator launched work on a device, whose time is then known."""
+        return any(operator.self_device_seconds for operator in self.operators)
+
+    def by_own_time(self) -> list[TracedOperator]:
+        """Return the operators by self time, largest first.
+
+        This is the time on the device if it is known, and otherwise the time on the host.
+        """
+        field = "self_device_seconds" if self.has_device_times else "self_host_seconds"
         return sorted(self.operators, key=attrgetter(field), reverse=True)
 
     def per_batch(self, figure: float | None) -> float | None:

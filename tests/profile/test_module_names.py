@@ -1,6 +1,13 @@
 """Test functions of dotted module names: ancestors, children and patterns of repeated modules."""
 
-from lflops.profile.module_names import added_up, ancestry, children, fold_repeats, patterns
+from lflops.profile.module_names import (
+    added_up,
+    ancestry,
+    children,
+    fold_repeats,
+    outermost,
+    patterns,
+)
 
 
 def test_a_name_s_ancestry_ends_at_the_root() -> None:
@@ -132,3 +139,8 @@ def test_values_are_added_up_by_place() -> None:
     assert {"layers.*": 7.0} == added_up(values, patterns)
     assert {"layers.{0,2}": 5.0} == added_up({"layers.0": 1.0, "layers.2": 4.0}, patterns)
     assert {"layers.1": 2.0} == added_up({"layers.1": 2.0}, patterns)
+
+
+def test_the_outermost_names_have_no_parent_among_the_names() -> None:
+    """A grandchild without its parent among the names is outermost too."""
+    assert ["a", "b.c", "d.e.f"] == outermost(["a", "a.b", "b.c", "b.c.d", "d.e.f"])

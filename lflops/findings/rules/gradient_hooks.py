@@ -33,15 +33,16 @@ class GradientHooks(ModuleRule):
     ) -> Iterable[Candidate]:
         if not step.is_on_cpu:
             return
+        hooked = _hooked(step)
         beyond: dict[str, float] = {}
-        for name in _hooked(step):
+        for name in hooked:
             seconds = _seconds_beyond_operators(name, step)
             if seconds:
                 beyond[name] = seconds
         if beyond:
             most = max(beyond, key=beyond.__getitem__)
-            hooked = len(_hooked(step))
-            facts: Facts = {"hooked": plain(most) if hooked == 1 else f"{hooked} modules"}
+            place = plain(most) if len(hooked) == 1 else f"{len(hooked)} modules"
+            facts: Facts = {"hooked": place}
             yield Candidate(rule=self, seconds=sum(beyond.values()), module=most, facts=facts)
 
 

@@ -35,7 +35,7 @@ SLOW_ON_DEVICE = 2.0
 MOST_CALLS_PER_MODULE = 200
 """An optimizer that makes more operator calls than this for one module computes in a Python loop.
 
-Adam makes 10 to 20 calls for each parameter, an optimizer such as Muon makes less than 100, and a
+Seven optimizers of torch 2.13, without `foreach`, make 12 to 34 calls for a linear layer, and a
 module has few parameters of its own.
 """
 

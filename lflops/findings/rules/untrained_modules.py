@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, StepRule, Threshold
+from lflops.profile.module_names import outermost
 from lflops.profile.profile import ModuleProfile
 
 WEIGHT_GRADIENTS_SHARE = 0.5
@@ -34,21 +35,18 @@ class UntrainedModules(StepRule):
     )
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
-        if step.are_module_times_unreliable:
+        without_optimizer = _parameters_without_optimizer(step)
+        if without_optimizer <= 0 or step.are_module_times_unreliable:
             return
         untrained = []
         for name, module in step.profile.modules.items():
             if name and _is_untrained(module):
                 untrained.append(name)
-        outermost = []
-        for name in untrained:
-            if name.rpartition(".")[0] not in untrained:
-                outermost.append(name)
-        modules = [step.profile.modules[name] for name in outermost]
-        parameters = sum(module.trainable_parameters for module in modules)
-        if parameters > _parameters_without_optimizer(step):
+        modules = {name: step.profile.modules[name] for name in outermost(untrained)}
+        parameters = sum(module.trainable_parameters for module in modules.values())
+        if parameters > without_optimizer:
             return
-        for name, module in zip(outermost, modules, strict=True):
+        for name, module in modules.items():
             if module.backward.seconds is None:
                 continue
             seconds = module.backward.seconds.median

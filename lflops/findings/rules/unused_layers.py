@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, StepRule, Threshold
+from lflops.profile.module_names import outermost
 
 
 class UnusedLayer(StepRule):
@@ -23,8 +24,7 @@ class UnusedLayer(StepRule):
             is_used = module.backward.macs
             if module.trainable_parameters and module.forward.macs and not is_used:
                 unused.append(name)
-        for name in unused:
-            parent = name.rpartition(".")[0]
+        for name in outermost(unused):
             seconds = step.profile.modules[name].forward.seconds
-            if parent not in unused and seconds is not None:
+            if seconds is not None:
                 yield Candidate(rule=self, seconds=seconds.median, module=name)

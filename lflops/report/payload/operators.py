@@ -241,8 +241,7 @@ def _traced_only(profile: Profile, rows: Sequence[OperatorRow]) -> Iterator[_Row
     if trace is None:
         return
     counted = {_short_name(row.operator) for row in rows}
-    on_device = any(operator.self_device_seconds for operator in trace.operators)
-    for operator in trace.by_own_time(on_device=on_device)[:_TRACED_OPERATORS]:
+    for operator in trace.by_own_time()[:_TRACED_OPERATORS]:
         name = _short_name(operator.name)
         if name not in counted:
             times = _traced_seconds(trace, operator)

@@ -374,9 +374,9 @@ def _traced(trace: Trace) -> FittedTable:
     def time(seconds: float) -> str:
         return units.duration(trace.per_batch(seconds))
 
-    on_device = any(operator.device_seconds for operator in trace.operators)
+    on_device = trace.has_device_times
     rows = []
-    for operator in trace.by_own_time(on_device=on_device)[:_TRACED_OPERATORS]:
+    for operator in trace.by_own_time()[:_TRACED_OPERATORS]:
         cells = {}
         if on_device:
             cells["device, self"] = time(operator.self_device_seconds)

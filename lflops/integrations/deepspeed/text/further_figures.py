@@ -142,10 +142,10 @@ def _trace(trace: Trace) -> Iterator[tuple[str, str]]:
     for rank, file in trace.files.items():
         label = "trace" if len(trace.files) == 1 else f"trace of rank {rank}"
         yield label, plain(file)
-    on_device = any(operator.self_device_seconds for operator in trace.operators)
+    on_device = trace.has_device_times
     place = "on the device" if on_device else "on the host"
     label = f"operators with the most self time {place}, per traced batch"
-    for operator in trace.by_own_time(on_device=on_device)[:_LISTED_OPERATORS]:
+    for operator in trace.by_own_time()[:_LISTED_OPERATORS]:
         seconds = operator.self_device_seconds if on_device else operator.self_host_seconds
         duration = units.duration(trace.per_batch(seconds))
         calls = units.count(trace.per_batch(operator.calls))
