@@ -600,7 +600,8 @@ class MonitoredRun:
             window = None
             if reporters is not None:
                 window = reporters.window
-            log_run(account, window, self._paths(), training.log)
+            only_on_request = not self._settings.stages
+            log_run(account, window, self._paths(), training.log, only_on_request=only_on_request)
             if reporters is not None:
                 reporters.save_run_page(self.profiles, account)
 

@@ -37,7 +37,7 @@ from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.step_times import phase_parts, times_of, unlike_window
 from lflops.report.first_screen.window import WindowSummary, window_summary
-from lflops.report.ledger import other_runs
+from lflops.report.ledger import HOW_TO_PROFILE, other_runs
 from lflops.report.ranks import ranks
 from lflops.report.summary_facts import report_of
 from lflops.report.text import counted, joined, shortened
@@ -68,10 +68,7 @@ MOST_FINDINGS = 6
 MOST_MODULES = 5
 
 _NO_WINDOW = Verdict(
-    said=(
-        "No window was profiled. To profile a window, set LFLOPS=wait=5 and start the run with "
-        "`lflops run`."
-    ),
+    said=f"No window was profiled. {HOW_TO_PROFILE}",
     confidence="all figures come from the ledger of the run",
 )
 

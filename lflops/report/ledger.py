@@ -45,6 +45,9 @@ A smaller share may be useful work, such as the loss or another model.
 
 MOST_SLOW_STEPS = 10
 
+HOW_TO_PROFILE = "To profile a window, set LFLOPS=wait=5 and start the run with `lflops run`."
+"""Advice for a run without a window. Only a window shows the times and the work of modules."""
+
 
 def has_losses(ledger: Ledger) -> bool:
     """Return whether the run lost much time, or the memory of its last process keeps growing."""

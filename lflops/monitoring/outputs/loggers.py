@@ -40,10 +40,11 @@ from lflops.report.first_screen.merged_findings import findings_of
 from lflops.report.first_screen.screen import first_screen
 from lflops.report.first_screen.text import first_screen_markdown, first_screen_rows
 from lflops.report.first_screen.window import WindowSummary, window_summary
-from lflops.report.ledger import has_losses, headline
+from lflops.report.ledger import HOW_TO_PROFILE, has_losses, headline
 from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_rank_sentences
 from lflops.report.summary_facts import report_of
+from lflops.report.text import joined
 
 _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
@@ -726,16 +727,30 @@ def log_run(
     window: WindowSummary | None,
     paths: OutputPaths | None,
     say: Callable[[str], None],
+    *,
+    only_on_request: bool = False,
 ) -> None:
     """Log a summary of the whole run.
 
     If the run had no window and nothing stands out in its ledger, the summary is one line that
     names the folder. Such a run gets no summary if it has no folder or no steps.
+
+    Args:
+        ledger: The ledger of the run.
+        window: The last window of the run, or `None`.
+        paths: The folder of the run, or `None` if nothing is written.
+        say: Writes a text to the log.
+        only_on_request: Whether windows only open on request. If there was no request, the summary
+            says how to profile a window.
     """
+    advice = HOW_TO_PROFILE if only_on_request and window is None else ""
     if window is None and not _stands_out(ledger):
         if paths is not None and ledger.steps:
             where = shlex.quote(str(paths.profiles))
-            say(f"lflops: the run has ended: {headline(ledger)}; to see more: lflops why {where}")
+            ended = (
+                f"lflops: the run has ended: {headline(ledger)}; to see more: lflops why {where}"
+            )
+            say(joined(ended, advice, separator="\n"))
         return
     lines = ["lflops: the run has ended"]
     for label, text in first_screen_rows(first_screen(window, ledger), ledger):
@@ -745,6 +760,8 @@ def log_run(
         # Without a window, the folder has no profile to show.
         command = "why" if window is None else "show"
         lines.append(f"{'to see more':<14}  lflops {command} {where}; lflops ledger {where}")
+        if advice:
+            lines.append(f"{'':<14}  {advice}")
     say("\n".join(lines))
 
 

@@ -41,12 +41,7 @@ PROVEN_SHARE = 0.65
 """The confidence in a finding is high if at least this share of similar findings was right."""
 
 
-CAUSES_WITHOUT_CARD = {
-    "all_backward",
-    "all_forward",
-    "ideal_compute",
-    "peak",
-}
+CAUSES_WITHOUT_CARD = {"ideal_compute", "peak"}
 """Causes whose findings get no card, unless the finding is an issue.
 
 Only an issue of these causes shows time that can be saved.
