@@ -376,6 +376,9 @@ class Estimator:
         ):
             # This warning is about modules that write to views. Nothing here writes to views.
             warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+            # `copy.deepcopy` reads the data pointer of each tensor. A fake tensor has the pointer
+            # 0, so torch clones the tensor.
+            warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
             yield run
 
     def _subjects(self, first: Subject, make: Callable[[], Subject]) -> Iterator[Subject]:

@@ -243,8 +243,7 @@ class Unrolling:
             if block == repeated:
                 raise NotPeriodicError("a block frees memory that no block allocated")
             return None, 0
-        is_near = block is not None and abs(born_in - block) <= 1
-        if is_near:
+        if block is not None and not _is_far(born_in, block):
             number = born_in + shift
         elif born_in == repeated:
             raise NotPeriodicError(
@@ -569,12 +568,16 @@ def _with_blocks_of_frees(
             found += items
             continue
         origins = [born_in[token.storage] for token in items if token.storage is not None]
-        blocks = [block for block in (*origins, running) if block is not None]
-        if running is None or max(blocks) - min(blocks) > 1:
+        if running is None or any(_is_far(origin, running) for origin in origins):
             pairs = zip(items, origins, strict=True)
             items = [token._replace(block=origin) for token, origin in pairs]
         found += items
     return found
+
+
+def _is_far(origin: int | None, running: int) -> bool:
+    """Return whether a block is neither the running block nor one of its two neighbours."""
+    return origin is not None and abs(origin - running) > 1
 
 
 def _kind(token: Token) -> tuple[bool, int | None]:

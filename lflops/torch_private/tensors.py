@@ -229,4 +229,7 @@ def fake_mode() -> FakeTensorMode:
     # Otherwise the mode keeps a weak reference to each result. Then `model.to(bfloat16)` fails,
     # because a module does not convert parameters that have weak references.
     mode.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
+    # The deep copy of a fake tensor copies the tensor's attributes, also its mode. A copied mode
+    # would free weak references to storages a second time, and the process would crash.
+    mode.__deepcopy__ = lambda _: mode  # type: ignore[attr-defined]
     return mode

@@ -3,6 +3,7 @@
 All fields of the profiles are compared.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,31 @@ class Net(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
+
+
+class Plain(Block):
+    """A block without a norm, so its last free in backward is the input of the block before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the output of the layers to the input."""
+        return x + self.down(self.up(x).relu())
+
+
+class WithoutNorms(Net):
+    """A model of blocks that free memory of both neighbouring blocks at once in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Plain() for _ in range(BLOCKS))
+
+
+class Copied(Net):
+    """A model whose blocks are deep copies, as in `nn.TransformerEncoder`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = Block()
+        self.blocks = nn.ModuleList(copy.deepcopy(block) for _ in range(BLOCKS))
 
 
 class TakesNumbers(Net):
@@ -137,6 +163,17 @@ def run(build: Callable[[], nn.Module], *, unrolls: bool, **options: Any) -> Pro
 def test_the_estimate_from_few_blocks_is_that_of_all(options: dict[str, Any]) -> None:
     """Work, memory, timeline and allocator are equal to those of the whole model."""
     assert run(Net, unrolls=True, **options) == run(Net, unrolls=False, **options)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"data": 4}], ids=["one GPU", "FSDP2"])
+@pytest.mark.parametrize("build", [Net, WithoutNorms, Copied])
+def test_only_a_few_blocks_run(
+    build: Callable[[], nn.Module], mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The estimate never runs the whole model, and yet has the result of the whole model."""
+    whole = run(build, unrolls=False, mesh=mesh)
+    monkeypatch.setattr(Estimator, "_whole", lambda *_: pytest.fail("the whole model ran"))
+    assert run(build, unrolls=True, mesh=mesh) == whole
 
 
 @pytest.mark.parametrize("build", [TakesNumbers, Skips, Compares, OneIsWider])
