@@ -347,13 +347,16 @@ def test_the_program_packs_what_it_cannot_annotate(
     assert [into] == list(tmp_path.iterdir())
 
 
-def test_the_program_leaves_the_cores_to_the_training(tmp_path: Path) -> None:
-    """The program has the lowest priority, in the session of the training run.
+def test_the_program_leaves_the_cores_to_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program has a low priority, in the session of the training run.
 
     Linux gives each session an equal share of the CPU, so in a session of its own, the program
     would take a core from the training run. It has its own process group, so Ctrl-C in the terminal
     does not reach it.
     """
+    monkeypatch.setattr(program, "NICENESS", 10)
     annotation = AnnotationProcess(written(tmp_path), tmp_path / "out.gz", calls())
     process = annotation._process.pid
     # The process has ended, but the system keeps its properties until `finish` asks for its status.
@@ -362,7 +365,7 @@ def test_the_program_leaves_the_cores_to_the_training(tmp_path: Path) -> None:
     group = int(fields[2])
     session = int(fields[3])
     niceness = int(fields[16])
-    assert (process, os.getsid(0), 19) == (group, session, niceness)
+    assert (process, os.getsid(0), os.nice(0) + 10) == (group, session, niceness)
     assert None is annotation.finish()
 
 
