@@ -50,6 +50,12 @@ BUSY_SHARE = 0.05
 The share is relative to the CPU time that the profiled process needed.
 """
 
+NOT_AN_ITEM = {*ALWAYS_SHOWN, "all_backward", "all_forward", "ideal_compute"}
+"""Causes whose findings only say where time goes. Their large costs are normal."""
+
+LARGE_COST = 0.25
+"""Share of the step from which a cost is mentioned although it is not known to be an issue."""
+
 CAVEATS = {
     "busy": "other processes used the CPU",
     "few_steps": "there were too few module-timing steps (set active=8 in the schedule)",
@@ -131,14 +137,16 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
     issues = tuple(finding.sentence for finding in leads)
     rest = tuple(finding.sentence for finding in findings if finding not in leads)
     status: Status = "cannot tell"
+    judgement = ""
     if issues:
         status = "found"
     elif unseen is None:
         status = "nothing found"
+        judgement = nothing_found(findings)
     return Verdict(
         said=said,
         status=status,
-        judgement="No known issue found." if status == "nothing found" else "",
+        judgement=judgement,
         findings=tuple(findings),
         why=issues or rest,
         also=rest if issues else (),
@@ -146,6 +154,18 @@ def judge(said: str, findings: Sequence[Finding], unseen: str | None, confidence
         caveat=_caveat(status, unseen),
         confidence=confidence,
     )
+
+
+def nothing_found(findings: Iterable[Finding]) -> str:
+    """Return the sentence that no issue was found. It mentions the largest of the large costs."""
+    shares = []
+    for finding in findings:
+        if finding.fix and finding.cause not in NOT_AN_ITEM:
+            shares.append(finding.share or 0.0)
+    largest = max(shares, default=0.0)
+    if largest < LARGE_COST:
+        return "No known issue found."
+    return f"No known issue found, but check the largest cost below: {units.percent(largest)}."
 
 
 def _caveat(status: Status, unseen: str | None) -> str:

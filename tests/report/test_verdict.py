@@ -7,12 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from lflops.analysis.analysis import analyze
+from lflops.findings.finding import Finding
 from lflops.hardware.chips import Hardware
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import Phase
 from lflops.profile.steps import Step
 from lflops.report.summary_facts import report_of
+from lflops.report.verdict import judge
 from tests.support.profile_builders import cell, clocked, product, profile, run, untimed
 
 CHIP = Hardware("abacus", {"fp32": 1e6}, bandwidth_bytes_per_second=1e6, memory_bytes=64 * 2**30)
@@ -406,3 +408,31 @@ def test_a_model_whose_layers_have_no_times_has_nothing_outside_of_them() -> Non
             modules[name] = module
     _, why = told(replace(given, modules=modules))
     assert not [sentence for sentence in why if "itself" in sentence]
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ([], "No known issue found."),
+        ([("python", 0.24, "Use vectorized code")], "No known issue found."),
+        (
+            [("python", 0.31, "Use vectorized code"), ("hooks", 0.27, "Remove hooks")],
+            "No known issue found, but check the largest cost below: 31.0 %.",
+        ),
+        # Nearly all models have a module that takes a large part of the step.
+        ([("busiest", 0.9, "Use a smaller module")], "No known issue found."),
+        # Nobody can do anything about a finding without advice.
+        ([("python", 0.9, "")], "No known issue found."),
+    ],
+)
+def test_without_an_issue_the_largest_cost_is_mentioned(
+    given: list[tuple[str, float, str]], sentence: str
+) -> None:
+    """Only a cost of at least a quarter of the step that has advice is mentioned."""
+    findings = [
+        Finding(cause=cause, sentence=cause, seconds=share, share=share, fix=fix)
+        for cause, share, fix in given
+    ]
+    judged = judge("A step takes 1 s.", findings, None, "certain")
+    assert sentence == judged.judgement
+    assert judged.status == "nothing found"

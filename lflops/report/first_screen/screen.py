@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from msgspec import Struct
 
 from lflops import units
+from lflops.findings.finding import Finding, first_issue
 from lflops.ledger.account import Ledger
 from lflops.report.first_screen.cards import MOST_CARDS, Card, cards_of
 from lflops.report.first_screen.confidence import Confidence, confidence_in
@@ -23,6 +24,7 @@ from lflops.report.first_screen.step_times import Steps, StepTimes, phase_parts,
 from lflops.report.first_screen.window import RankShown, WindowSummary
 from lflops.report.summary_facts import Fact, Part
 from lflops.report.text import counted
+from lflops.report.verdict import nothing_found
 
 
 class FirstScreen(Struct, frozen=True, kw_only=True):
@@ -37,7 +39,7 @@ class FirstScreen(Struct, frozen=True, kw_only=True):
             without a ledger.
         steps: Times of the unprofiled steps, or `None` if no step was timed.
         cards: Suggestions for what to do next, the most urgent first.
-        nothing: Reason why there is no card. Empty if there are cards.
+        nothing: Sentence that there is no issue, or that this is unknown. Empty if there is one.
         phases: The phases of a step with their mean times.
         hint: Advice on how to get MFU if the peak of the chip is unknown. Otherwise empty.
         ranks: All ranks. Empty if the run has only one rank.
@@ -70,7 +72,8 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
     if times is not None:
         steps = times.steps
         phases = times.phases
-    cards = cards_of(findings_of(window, ledger), times, confidence, ledger)
+    findings = findings_of(window, ledger)
+    cards = cards_of(findings, times, confidence, ledger)
     hint = ""
     ranks: Sequence[RankShown] = ()
     if window is not None:
@@ -84,7 +87,7 @@ def first_screen(window: WindowSummary | None, ledger: Ledger | None) -> FirstSc
         trained=time_trained_sentence(ledger),
         steps=steps,
         cards=tuple(cards[:MOST_CARDS]),
-        nothing="" if any(card.is_issue for card in cards) else _nothing(times, confidence),
+        nothing=_nothing(findings, times, confidence),
         phases=tuple(phase_parts(phases)),
         hint=hint,
         ranks=tuple(ranks),
@@ -121,9 +124,12 @@ def _header(window: WindowSummary | None, ledger: Ledger | None) -> Iterator[str
         yield f"profiled {created} UTC"
 
 
-def _nothing(times: StepTimes | None, confidence: Confidence) -> str:
+def _nothing(findings: Sequence[Finding], times: StepTimes | None, confidence: Confidence) -> str:
+    """Return the sentence that no issue was found, or the empty string if there is an issue."""
+    if first_issue(findings) is not None:
+        return ""
     if times is None:
         return "No unprofiled step was timed."
     if confidence.level == "low":
         return f"Cannot tell whether anything is wrong: {confidence.why[0]}."
-    return "No known issue found."
+    return nothing_found(findings)
