@@ -45,6 +45,7 @@ from lflops.report.log_text import log_text
 from lflops.report.ranks import slow_rank_sentences
 from lflops.report.summary_facts import report_of
 from lflops.report.text import joined
+from lflops.report.verdict import LARGE_COST
 
 _CHARTS = msgspec.toml.decode(
     Path(__file__).with_name("charts.toml").read_bytes(), type=dict[str, dict[str, str]]
@@ -765,16 +766,12 @@ def log_run(
     say("\n".join(lines))
 
 
-LARGE_SHARE = 0.25
-"""A run's summary shows a finding of the run's ledger if its cost is at least this share."""
-
-
 def _stands_out(ledger: Ledger) -> bool:
     """Return whether a run lost much time or memory, has an issue, or has a large finding."""
     found = findings_of(None, ledger)
     if has_losses(ledger) or first_issue(found) is not None:
         return True
-    return any((finding.share or 0.0) >= LARGE_SHARE for finding in found)
+    return any((finding.share or 0.0) >= LARGE_COST for finding in found)
 
 
 def module_scalars(
