@@ -44,7 +44,6 @@ def table(title: str, groups: Iterable[tuple[str, Sequence[Verdict]]]) -> Iterat
 
 def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterator[str]:
     """Yield the lines of the section."""
-    of = {verdict.case: CASES[verdict.case] for verdict in verdicts}
     yield (
         f"{len(verdicts)} training runs were each made with and without the monitor, in separate processes, {processes} at a time. "
         f"This took {seconds:.0f} s."
@@ -55,34 +54,10 @@ def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterat
         "what remains in the process after the run."
     )
     yield ""
-    drivers = sorted({(case.driver, case.ranks) for case in of.values()})
-    groups = [
-        (f"{driver}, {ranks} {'rank' if ranks == 1 else 'ranks'}", (driver, ranks))
-        for driver, ranks in drivers
-    ]
-    yield from table(
-        "loop",
-        [
-            *(
-                (
-                    name,
-                    [
-                        each
-                        for each in verdicts
-                        if (of[each.case].driver, of[each.case].ranks) == key
-                    ],
-                )
-                for name, key in groups
-            ),
-            ("all", verdicts),
-        ],
-    )
-    yield ""
-    by_axis = [
-        (axis, [each for each in verdicts if _has(of[each.case], members)])
-        for axis, members in AXES.items()
-    ]
-    yield from table("axis", [(axis, each) for axis, each in by_axis if each])
+    by_driver: dict[str, list[Verdict]] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: CASES[verdict.case].driver):
+        by_driver.setdefault(CASES[verdict.case].driver, []).append(verdict)
+    yield from table("loop", [*by_driver.items(), ("all", verdicts)])
     yield ""
     yield "*Windows* are the profiles that were written; *gave up* are training runs in which the monitor logged a warning and turned itself off."
     found = [verdict for verdict in verdicts if verdict.outcome != "equal"]
@@ -97,6 +72,16 @@ def lines(verdicts: Sequence[Verdict], seconds: float, processes: int) -> Iterat
         yield from (
             f"| {each.case} | {_cell(each.off.partition('goes on: ')[2])} |" for each in off
         )
+
+
+def by_axis(verdicts: Sequence[Verdict]) -> Iterator[str]:
+    """Yield a table with a row for each kind of traits. A run may be in several rows."""
+    groups = []
+    for axis, members in AXES.items():
+        group = [verdict for verdict in verdicts if _has(CASES[verdict.case], members)]
+        if group:
+            groups.append((axis, group))
+    yield from table("axis", groups)
 
 
 def _has(case: Case, members: frozenset[str]) -> bool:
@@ -137,6 +122,7 @@ def main() -> None:
                 f"{len(verdicts)} of {len(chosen)} pairs, {time.monotonic() - start:.0f} s",
                 flush=True,
             )
+    print("\n".join(by_axis(verdicts)))
     written = list(lines(verdicts, time.monotonic() - start, asked.processes))
     if asked.matching or asked.by != "lflops":
         print("\n".join(written))

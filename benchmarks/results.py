@@ -25,16 +25,20 @@ HEAD = "# Measured\n\nEach section names the script that printed it; `make bench
 
 
 def record(script: str, title: str, lines: Sequence[str]) -> None:
-    """Print a section, and replace the previous section of the script in RESULTS.md."""
+    """Print a section, and replace the script's previous section in RESULTS.md at its place.
+
+    The section of a script names the script at the beginning of its third line.
+    """
     section = "\n".join(
         [f"## {title}", "", f"`benchmarks/{script}`, {_machine()}.", "", *lines, ""]
     )
     print(section)
     text = RESULTS.read_text() if RESULTS.exists() else HEAD
-    sections = [
-        each for each in re.split(r"(?m)^(?=## )", text) if f"`benchmarks/{script}`" not in each
-    ]
-    RESULTS.write_text("\n".join(each.strip() + "\n" for each in [*sections, section]))
+    sections = re.split(r"(?m)^(?=## )", text)
+    head = re.compile(rf"## .*\n\n`benchmarks/{re.escape(script)}`")
+    place = next((place for place, each in enumerate(sections) if head.match(each)), len(sections))
+    sections[place : place + 1] = [section]
+    RESULTS.write_text("\n".join(each.strip() + "\n" for each in sections))
 
 
 def in_turn(
