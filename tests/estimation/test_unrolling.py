@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 class Plain(Block):
-    """A block without a norm, so its last free in backward is the input of the block before it."""
+    """A block without a norm. In backward, it frees memory of both neighbours at once."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the output of the layers to the input."""
@@ -64,7 +64,7 @@ class Plain(Block):
 
 
 class WithoutNorms(Net):
-    """A model of blocks that free memory of both neighbouring blocks at once in backward."""
+    """A model of blocks without norms."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from lflops.findings.stalls import stalls_in, stalls_of
 from lflops.hardware.chips import Hardware
 from lflops.ledger.account import Ledger, SlowStep, Start, StepGroup, duration_class
 from lflops.monitoring.outputs.loggers import log_run
+from lflops.monitoring.outputs.paths import OutputPaths
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
 from lflops.profile.records import Trace, TracedOperator
@@ -726,6 +727,9 @@ def test_whole_phases_have_their_time_in_the_run() -> None:
     assert 0.25 == pytest.approx(found["all_forward"].seconds)
     assert 0.35 == pytest.approx(found["all_backward"].seconds)
     assert "58.3 % of the step (350 ms) is spent in backward" in found["all_backward"].sentence
+    screen = first_screen(window_summary(analyze(window)), groups)
+    shown = [(card.title, card.text) for card in screen.cards if card.cause.startswith("all_")]
+    assert [("Backward", "350 ms"), ("Forward", "250 ms")] == shown
 
 
 def test_a_phase_that_grows_during_the_run_is_described() -> None:
@@ -1055,6 +1059,23 @@ def test_a_run_with_a_large_finding_ends_with_a_summary(seconds: float, is_said:
     run = ledger(steps(*[0.0] * 30), **{"training/optimizer": seconds})
     log_run(replace(run, device="cpu"), None, None, said.append)
     assert is_said == any("Optimizer: this takes" in text for text in said)
+
+
+@pytest.mark.parametrize("seconds", [3.1, 0.0], ids=["a summary", "one line"])
+@pytest.mark.parametrize("only_on_request", [True, False])
+def test_a_run_without_a_window_ends_with_advice_how_to_profile_one(
+    seconds: float, only_on_request: bool, tmp_path: Path
+) -> None:
+    """The advice is given only if no window was scheduled. Otherwise the run was too short."""
+    said: list[str] = []
+    run = ledger(steps(*[0.0] * 30), **{"training/optimizer": seconds})
+    paths = OutputPaths.of(None, tmp_path, 1)
+    log_run(replace(run, device="cpu"), None, paths, said.append, only_on_request=only_on_request)
+    (text,) = said
+    assert only_on_request == text.endswith(
+        "To profile a window, set LFLOPS=wait=5 and start the run with `lflops run`."
+    )
+    assert bool(seconds) == ("Optimizer: this takes" in text)
 
 
 @pytest.mark.parametrize(("other", "is_issue"), [(0.25, True), (0.1, False)])

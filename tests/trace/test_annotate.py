@@ -400,12 +400,19 @@ def test_the_program_searches_where_its_parent_does(
     assert not (tmp_path / "executed").exists()
 
 
-def test_the_program_loads_no_torch() -> None:
-    """The program does not import torch, because it does not need it."""
-    code = "import sys, lflops.trace.annotate_in_background; print('torch' in sys.modules)"
+def test_the_program_loads_no_torch_and_has_a_low_priority() -> None:
+    """The program does not import torch, because it does not need it.
+
+    Its niceness is read in the same new process, because `tests/conftest.py` changes it in this
+    one.
+    """
+    code = (
+        "import sys; from lflops.trace.annotate_in_background import NICENESS; "
+        "print('torch' in sys.modules, NICENESS)"
+    )
     command = [sys.executable, "-c", code]
     ended = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert "False" == ended.stdout.strip()
+    assert "False 10" == ended.stdout.strip()
 
 
 def recorded(model: nn.Module, folder: Path) -> Recording:
