@@ -46,7 +46,7 @@ def test_the_script_runs_as_a_reader_pastes_it(
 def test_it_is_one_screen_and_a_half_and_says_how_to_install() -> None:
     """The README has at most 90 lines: the picture, the script, then the installation."""
     assert len(README.splitlines()) <= 90
-    places = [README.index(text) for text in ("hero.png", "```python", "pip install lflops")]
+    places = [README.index(text) for text in ("hero.png", "```python", "pip install -e")]
     assert places == sorted(places)
 
 
