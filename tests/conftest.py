@@ -12,6 +12,7 @@ from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from lflops import garbage
+from lflops.cli import progress
 from lflops.hardware import chips
 from lflops.monitoring.window import live_metrics
 from lflops.trace import annotate_in_background
@@ -47,6 +48,9 @@ garbage.LONGEST = 60.0
 # Loggers of tests get all points of their curves. On a busy machine, a logger can take longer than
 # lflops accepts, and then it would leave out points.
 live_metrics.SLOW_LOGGERS = 60.0
+
+# On a busy machine, a command can take longer than a few seconds, and tests read its error line.
+progress.FIRST_SECONDS = 600.0
 
 # The process that annotates a trace competes with all workers for the CPU, and tests wait for it. At
 # a niceness of 19, the tests of one file took 172 s in a run of all tests, and at 0 they took 46 s.

@@ -1,4 +1,4 @@
-"""Test that the extras are optional: lflops works if an extra and its line are removed.
+"""Test that the extras are optional: lflops works if the extras and their lines are removed.
 
 The tests remove extras from a copy of the package.
 """
@@ -15,14 +15,14 @@ from tests.support.warm_python import Script, WarmPython
 from tests.test_layout import MAY_IMPORT
 
 # The script runs in a folder that contains the reduced package. Its arguments are this folder and
-# the name of the removed extra.
+# the names of the removed extras.
 USED = """
 import sys
 from pathlib import Path
 import torch
 import lflops
 
-folder, removed = Path(sys.argv[1]), sys.argv[2]
+folder, removed = Path(sys.argv[1]), sys.argv[2:]
 assert Path(lflops.__file__).parent == folder / "lflops"
 from lflops.cli.main import main
 
@@ -51,25 +51,27 @@ lightning.Trainer(
     accelerator="cpu", max_epochs=1, logger=logger, callbacks=[monitor], enable_progress_bar=False, enable_checkpointing=False
 ).fit(Fit(), batches)
 print("MACs of a step:", monitor.profiles[0].modules["layer"].forward.macs)
-assert not any(name.startswith(f"lflops.{removed}.") for name in sys.modules)
+assert not any(name.startswith(f"lflops.{extra}.") for name in sys.modules for extra in removed)
 """
 
 
-def reduced(folder: Path, name: str) -> Script:
-    """Copy the package without one extra and its line in `extras.py`.
+def reduced(folder: Path, *names: str) -> Script:
+    """Copy the package without some extras and their lines in `extras.py`.
 
     Return a script that uses the copy.
     """
     shutil.copytree(
         ROOT / "lflops", folder / "lflops", ignore=shutil.ignore_patterns("__pycache__")
     )
-    shutil.rmtree(folder / "lflops" / Path(*name.split(".")))
     table = folder / "lflops" / "extras.py"
-    entry = rf'(?ms)^    "{re.escape(name)}": \(.*?\),\n(?=    "|}})'
-    text, removed = re.subn(entry, "", table.read_text("utf-8"))
-    assert 1 == removed
+    text = table.read_text("utf-8")
+    for name in names:
+        shutil.rmtree(folder / "lflops" / Path(*name.split(".")))
+        entry = rf'(?ms)^    "{re.escape(name)}": \(.*?\),\n(?=    "|}})'
+        text, removed = re.subn(entry, "", text)
+        assert 1 == removed
     table.write_text(text, "utf-8")
-    return Script(USED, (folder, name), folder)
+    return Script(USED, (folder, *names), folder)
 
 
 @pytest.fixture(autouse=True)
@@ -77,17 +79,29 @@ def _in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_each_extra_can_be_removed_with_its_line(warm_python: WarmPython, tmp_path: Path) -> None:
-    """Without an extra, measuring, the command line and a Lightning run with TensorBoard work.
+def test_extras_can_be_removed_with_their_lines(warm_python: WarmPython, tmp_path: Path) -> None:
+    """Without the extras, measuring, the command line and a Lightning run with TensorBoard work.
+
+    All extras are removed at once. So this also shows that each of them can be removed alone,
+    because no extra imports another one.
 
     The model is a linear layer from 4 to 5 features, and a batch has 2 rows, so a step has 2 * 4 *
     5 = 40 MACs.
     """
-    scripts = [reduced(tmp_path / each, each) for each in EXTRAS]
-    for name, ended in zip(EXTRAS, warm_python.together(scripts), strict=True):
-        assert 0 == ended.status, f"without lflops/{name}:\n{ended.err}"
-        assert "MACs of a step: 40" in ended.out, name
-        assert "all other outputs continue" not in ended.err, name
+    (ended,) = warm_python.together([reduced(tmp_path, *EXTRAS)])
+    assert 0 == ended.status, ended.err
+    assert "MACs of a step: 40" in ended.out
+    assert "all other outputs continue" not in ended.err
+
+
+def test_no_extra_imports_another_one() -> None:
+    """The table of the layout allows an extra no import of another extra."""
+    found = set()
+    for row, allowed in MAY_IMPORT.items():
+        extra = extra_of(row)
+        if extra is not None:
+            found |= {(row, name) for name in allowed if extra_of(name) not in (None, extra)}
+    assert set() == found
 
 
 def test_an_extra_that_the_rest_imports_would_be_seen(
@@ -110,11 +124,14 @@ def test_only_extras_may_import_extras() -> None:
     """
     found = set()
     for row, allowed in MAY_IMPORT.items():
-        if not is_extra(row) and row != "__init__":
-            found |= {(row, name) for name in allowed if is_extra(name)}
+        if extra_of(row) is None and row != "__init__":
+            found |= {(row, name) for name in allowed if extra_of(name) is not None}
     assert set() == found
 
 
-def is_extra(row: str) -> bool:
-    """Return whether a row of the layout's table is the folder of an extra or below it."""
-    return any(row == extra or row.startswith(f"{extra}.") for extra in EXTRAS)
+def extra_of(row: str) -> str | None:
+    """Return the extra whose folder contains a row of the layout's table, or `None`."""
+    for extra in EXTRAS:
+        if row == extra or row.startswith(f"{extra}."):
+            return extra
+    return None

@@ -5,7 +5,16 @@ import threading
 
 import pytest
 
-from lflops.cli.progress import FILE_SECONDS, FIRST_SECONDS, TERMINAL_SECONDS, ProgressLine
+from lflops.cli import progress
+from lflops.cli.progress import FILE_SECONDS, TERMINAL_SECONDS, ProgressLine
+
+FIRST_SECONDS = 3.0
+
+
+@pytest.fixture(autouse=True)
+def _first_line_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line is due after three seconds. In all other tests, it is never due."""
+    monkeypatch.setattr(progress, "FIRST_SECONDS", FIRST_SECONDS)
 
 
 class Clock(threading.Event):
@@ -33,9 +42,9 @@ class Terminal(io.StringIO):
 def written(stream: io.StringIO, end: float) -> str:
     """Return the text that is written during a command that takes `end` seconds."""
     clock = Clock(end)
-    with ProgressLine("estimating", stream, clock=lambda: clock.seconds, ended=clock) as progress:
-        progress.operators(1500, None)
-        progress._thread.join()
+    with ProgressLine("estimating", stream, clock=lambda: clock.seconds, ended=clock) as line:
+        line.operators(1500, None)
+        line._thread.join()
     return stream.getvalue()
 
 
