@@ -343,7 +343,7 @@ def test_a_program_that_ends_without_closing_its_run_has_a_ledger(
 
     A forked child of the program writes no ledger, so only one line has this end.
     """
-    assert 0 == warm_python.run(UNCLOSED, tmp_path).status
+    assert 0 == warm_python.run(UNCLOSED, tmp_path, destroys_objects=True).status
     ledger = adds_up(load_run(tmp_path))
     assert ["exit"] == [each.ended for each in ledger.starts]
     assert 1 == count_of_exits(tmp_path)

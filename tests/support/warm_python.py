@@ -3,10 +3,14 @@
 One process imports torch, and each script begins in a fork of this process.
 
 For the script, this is like a new interpreter that has imported torch and run nothing else. It
-starts in milliseconds instead of seconds, and ends like any other program, with the exit handlers
-of its libraries. `python -m tests.support.warm_python` starts the process that reads requests.
+starts in milliseconds instead of seconds. At its end, it waits for its threads and runs its exit
+handlers. It destroys all objects only on request, because this takes half a second: each object of
+torch is in memory that a fork has to copy first.
+
+`python -m tests.support.warm_python` starts the process that reads requests.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -15,10 +19,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple, NoReturn, Self
 
 from tests.support.repository import ROOT
 
@@ -45,11 +50,13 @@ class Script(NamedTuple):
         code: The code.
         arguments: The arguments, which are converted to text.
         path: The folder from which it imports lflops.
+        destroys_objects: Whether all objects are destroyed at the end.
     """
 
     code: str
     arguments: tuple[object, ...] = ()
     path: Path = ROOT
+    destroys_objects: bool = False
 
 
 class Ended(NamedTuple):
@@ -82,9 +89,10 @@ class WarmPython:
         if self._server is not None:
             self._server.communicate()
 
-    def run(self, code: str, *arguments: object) -> Ended:
+    def run(self, code: str, *arguments: object, destroys_objects: bool = False) -> Ended:
         """Run one script in the folder of the repository, and wait for its end."""
-        return self.together([Script(code, arguments)])[0]
+        script = Script(code, arguments, destroys_objects=destroys_objects)
+        return self.together([script])[0]
 
     def together(self, scripts: Sequence[Script]) -> list[Ended]:
         """Run scripts at the same time, each in a separate process, and wait for all of them."""
@@ -106,7 +114,7 @@ class WarmPython:
         to_run = []
         for script in scripts:
             arguments = [str(each) for each in script.arguments]
-            to_run.append((script.code, arguments, str(script.path)))
+            to_run.append((script.code, arguments, str(script.path), script.destroys_objects))
         with tempfile.TemporaryDirectory() as folder:
             request = {"folder": folder, "environment": dict(os.environ), "scripts": to_run}
             print(json.dumps(request), file=self._server.stdin, flush=True)
@@ -120,15 +128,16 @@ class WarmPython:
         return ended
 
 
-def asked() -> str | None:
+def asked() -> tuple[str, bool] | None:
     """Fork a child for each requested script.
 
-    In a child, return the code that it must run. In the server, return `None` when the input ends.
+    In a child, return the code that it must run, and whether it destroys all objects at the end. In
+    the server, return `None` when the input ends.
     """
     for line in sys.stdin:
         request = json.loads(line)
         children = []
-        for number, (code, arguments, path) in enumerate(request["scripts"]):
+        for number, (code, arguments, path, destroys_objects) in enumerate(request["scripts"]):
             # Python 3.12 warns about a fork of a process with threads. The threads of torch's
             # libraries only wait for work, so this is safe.
             with warnings.catch_warnings(action="ignore"):
@@ -140,7 +149,7 @@ def asked() -> str | None:
                 signal.alarm(SECONDS)
                 sys.argv = ["-c", *arguments]
                 sys.path[:] = [path, *(each for each in sys.path if each != str(ROOT))]
-                return str(code)
+                return str(code), destroys_objects
             children.append(child)
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         sys.stdout.write(json.dumps(statuses) + "\n")
@@ -157,12 +166,30 @@ def _redirect(folder: Path, number: int) -> None:
         os.close(opened)
 
 
+def _end(status: int) -> NoReturn:
+    """Do what the interpreter does at its end, except for the destruction of all objects."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     for module in LOADED:
         importlib.import_module(module)
     # Without this, a garbage collection in a child would touch, and so copy, all loaded objects.
     gc.freeze()
-    script = asked()
-    if script is not None:
-        # This is what `python -c` does.
-        exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})  # noqa: S102
+    request = asked()
+    if request is not None:
+        script, destroys_objects = request
+        status = 0
+        try:
+            # This is what `python -c` does.
+            exec(compile(script, "<script>", "exec"), {"__name__": "__main__"})  # noqa: S102
+        except Exception as error:  # noqa: BLE001
+            sys.excepthook(type(error), error, error.__traceback__)
+            status = 1
+        if destroys_objects:
+            sys.exit(status)
+        _end(status)

@@ -117,5 +117,5 @@ def test_a_child_that_ends_within_a_step_leaves_the_run_alone(
     The child's `SystemExit` passes through the step and the monitor, which must do nothing there.
     The script prints the children's exit statuses, the steps, and the profiles of the parent.
     """
-    ended = warm_python.run(FORKS, tmp_path)
+    ended = warm_python.run(FORKS, tmp_path, destroys_objects=True)
     assert (0, "{7} 5 5 1 1 ['.jsonl']") == (ended.status, ended.out.strip()), ended.err

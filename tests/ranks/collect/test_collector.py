@@ -699,7 +699,7 @@ def test_a_process_may_end_while_something_is_waited_for(warm_python: WarmPython
 
     A thread that continues after the interpreter has ended would crash the process.
     """
-    assert (0, "", "") == warm_python.run(ENDS_EARLY)
+    assert (0, "", "") == warm_python.run(ENDS_EARLY, destroys_objects=True)
 
 
 class Watched(TCPStore):

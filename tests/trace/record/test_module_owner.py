@@ -153,7 +153,7 @@ def test_beside_a_profiler_that(case: str, tmp_path: Path, warm_python: WarmPyth
     The output shows whether our tracer recorded a batch, or why it did not.
     """
     script, expected = CASES[case]
-    ended = warm_python.run(BEGIN + script, tmp_path)
+    ended = warm_python.run(BEGIN + script, tmp_path, destroys_objects=True)
     assert (0, expected) == (ended.status, ended.out.strip()), ended.err
     assert ("ours 1" in expected) == any(tmp_path.iterdir())
 
@@ -179,7 +179,7 @@ def test_two_profilers_do_crash(tmp_path: Path, warm_python: WarmPython) -> None
         "first = another(); first.prepare_trace(); theirs.start(); finish(theirs, 3); "
         "first.start_trace()"
     )
-    assert 0 != warm_python.run(BEGIN + script, tmp_path).status
+    assert 0 != warm_python.run(BEGIN + script, tmp_path, destroys_objects=True).status
 
 
 def test_ours_ends_before_theirs_gets_ready(tmp_path: Path, warm_python: WarmPython) -> None:
@@ -196,7 +196,7 @@ kind._prepare_trace = looks = lambda self: (seen.append((torch.autograd._profile
 tracer.begin(); work(); theirs.start(); finish(theirs, 3); stop()
 print(seen, kind._prepare_trace is looks)
 """
-    ended = warm_python.run(BEGIN + script, tmp_path)
+    ended = warm_python.run(BEGIN + script, tmp_path, destroys_objects=True)
     assert (0, f"theirs 2\nours cut_off\n{[(False, None)] * 2} True") == (
         ended.status,
         ended.out.strip(),
