@@ -59,36 +59,14 @@ def headline(diff: Diff) -> tuple[str, ...]:
         changes = [*of_whole, *of_causes]
     else:
         changes = [*of_causes, *of_whole]
-    work = list(_work(diff, batch))
-    exact_work = []
-    macs = _exact_work(diff, batch)
-    if macs:
-        # Counts have no noise, so they come before times.
-        exact_work = [macs]
-        work = [sentence for sentence in work if not sentence.startswith("The MACs")]
-    return (
-        *exact_work,
-        _verdict(diff),
-        *_batch(diff, batch),
-        *changes,
-        *work,
-        *_names(diff, found),
-    )
-
-
-def _exact_work(diff: Diff, batch: BatchChange | None) -> str:
-    """Describe how the MACs of the step changed. Name the module with the whole change, if any.
-
-    Return the empty string if the MACs did not change, or if the batch size explains the change.
-    """
+    work = _work(diff, batch)
     macs = diff.modules[0].inclusive.macs
-    is_explained = batch is not None and batch.explains_work
-    if not macs.differs or macs.before is None or macs.after is None or is_explained:
-        return ""
-    amounts = f"{units.count(macs.before)} to {units.count(macs.after)}"
-    where = _module_with(diff, macs.after - macs.before)
-    place = f", and the whole change is in {where}" if where else ""
-    return f"The MACs of a step went from {amounts} ({signed(macs.ratio)}){place}."
+    if macs.differs and macs.before is not None and macs.after is not None:
+        # Counts have no noise, so they come before times.
+        sentences = [*work, _verdict(diff), *_batch(diff, batch), *changes]
+    else:
+        sentences = [_verdict(diff), *_batch(diff, batch), *changes, *work]
+    return (*sentences, *_memory(diff), *_names(diff, found))
 
 
 def _module_with(diff: Diff, added: float) -> str:
@@ -262,7 +240,10 @@ def _is_uniform_change(diff: Diff) -> bool:
 
 
 def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
-    """Yield sentences about the changes of the work (MACs, FLOPs, bytes) and of the memory peak."""
+    """Yield a sentence about the work: MACs, FLOPs and bytes.
+
+    There is none if a change of the batch size explains the change of the work.
+    """
     root = diff.modules[0].inclusive
     change = _change_of_work(diff)
     if root.macs.before is None or root.macs.after is None:
@@ -275,6 +256,10 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
             yield "The work is the same, to the last FLOP and byte."
     elif batch is None or not batch.explains_work:
         yield change
+
+
+def _memory(diff: Diff) -> Iterator[str]:
+    """Yield a sentence about how the peak of live memory changed, if it did."""
     peak = diff.peak_bytes
     if peak.differs:
         sizes = f"{units.size(peak.before)} to {units.size(peak.after)}"
@@ -284,7 +269,8 @@ def _work(diff: Diff, batch: BatchChange | None) -> Iterator[str]:
 def _change_of_work(diff: Diff) -> str | None:
     """Return a sentence about how the work of a step changed, or `None` if it did not.
 
-    The sentence names the first total that changed: the MACs, the FLOPs or the bytes moved.
+    The sentence names the first total that changed: the MACs, the FLOPs or the bytes moved. For the
+    MACs, it also names the module with the whole change, if there is one.
     """
     root = diff.modules[0].inclusive
     totals: list[tuple[str, Change, Callable[[float | None], str]]] = [
@@ -295,7 +281,11 @@ def _change_of_work(diff: Diff) -> str | None:
     for name, change, text in totals:
         if change.differs:
             amounts = f"{text(change.before)} to {text(change.after)}"
-            return f"The {name} of a step went from {amounts} ({signed(change.ratio)})."
+            where = ""
+            if name == "MACs":
+                where = _module_with(diff, (change.after or 0) - (change.before or 0))
+            place = f", and the whole change is in {where}" if where else ""
+            return f"The {name} of a step went from {amounts} ({signed(change.ratio)}){place}."
     return None
 
 
