@@ -469,43 +469,71 @@ class RankActivity(Struct, frozen=True, kw_only=True, gc=False):
     units_ratio: Seconds | None = None
 
 
-class FlaggedRank(Struct, frozen=True, kw_only=True, gc=False):
-    """A straggler (a slow rank) that lflops found and logged during the run.
+Cause = Literal["work", "chip", "thread", "preempted"]
+"""The reason why a rank takes longer.
+
+The rank has more work (`work`), it runs on a different chip (`chip`), another thread of its process
+was computing (`thread`), or the operating system gave its CPU core to another process
+(`preempted`).
+"""
+
+
+class Straggler(Struct, frozen=True, kw_only=True):
+    """A straggler: a rank that the other ranks wait for, and the place in which it is slow.
+
+    A place is a module in a phase, or a phase of the step outside modules.
 
     Attributes:
-        module: The module in which the rank was slow; see `RankDelay`.
-        phase: The phase in which the rank was slow; see `RankDelay`.
+        module: Name of the module. `""` means the root and everything outside modules;
+            `layers.*.mlp` means several modules together.
+        phase: One of `PHASES`, or `data`, `transfer`, `clip`, `validation` or `checkpoint`. `all`
+            means everything that the rank's device does, and `stage` means the rank's part of a
+            pipeline.
         modules: Number of modules that `module` stands for.
-        rank: The slow rank.
-        seconds_lost: Cost in seconds per step, over the steps that were compared when the straggler
-            was found.
-        pattern: `steady` if the rank was slow in all steps, `intermittent` if only in some steps.
-        slow_steps: Number of steps in which the rank was slow.
-        steps: Number of steps that were compared.
-        seconds: Median time of the rank in the module and phase.
-        usual: Median time of the other ranks in the module and phase.
-        first_step: The index of the first compared step. If the rank became slow during the run,
-            the index of the first slow step.
-        last_step: The index of the last compared step.
-        cause: The reason why the rank was slow; `None` if unknown.
-        work_ratio: The rank's work divided by the work of the other ranks. `None` unless more work
-            was the cause.
+        slow_rank: The slow rank.
+        seconds_lost: Cost in seconds per step: the extra time that makes the other ranks wait.
+        pattern: `steady` if the rank is slow in nearly every step, `intermittent` if it is slow in
+            some steps.
+        slow_steps: Number of steps in which the rank is slow; `None` if the times of single steps
+            are unknown.
+        steps: Number of compared steps; `None` if the times of single steps are unknown.
+        seconds: Median time of the slow rank in this place.
+        usual: Median time of the other ranks in this place.
+        cause: The reason why the rank is slow; `None` if unknown.
+        work_ratio: Ratio of the rank's work to the work of the other ranks; `None` unless `cause`
+            is `work`.
+        since: Index of the first slow step; `None` unless the rank became slow during the run.
+        until: Index of the last step for which the rank was reported as slow; `None` if the rank is
+            still slow.
+        is_whole_phase: Whether the place is the whole forward or backward pass, because
+            module-timing steps do not show the slow module.
     """
 
     module: str
     phase: str
     modules: Count
-    rank: Count
+    slow_rank: Count
     seconds_lost: Seconds
     pattern: Literal["steady", "intermittent"]
-    slow_steps: Count
-    steps: Count
+    slow_steps: Count | None
+    steps: Count | None
     seconds: Seconds
     usual: Seconds
-    first_step: Count
-    last_step: Count
-    cause: str | None = None
+    cause: Cause | None = None
     work_ratio: Seconds | None = None
+    since: Count | None = None
+    until: Count | None = None
+    is_whole_phase: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        """Ratio of `seconds` to `usual`.
+
+        `None` if the other ranks take no time, or if the rank is slow in only some steps.
+        """
+        if not self.usual or self.pattern != "steady":
+            return None
+        return self.seconds / self.usual
 
 
 LARGE_EXCESS_RATIO = 2**-0.5
@@ -570,7 +598,7 @@ class RankComparison(Struct, frozen=True, kw_only=True):
     waited: Seconds | None = None
     lengths_explain: float | None = None
     excludes_waits: bool = False
-    flagged: tuple[FlaggedRank, ...] = ()
+    flagged: tuple[Straggler, ...] = ()
 
     @property
     def compares_phases(self) -> bool:

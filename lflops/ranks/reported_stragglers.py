@@ -5,13 +5,12 @@ covers only the last steps, which may not show earlier delays.
 """
 
 from collections.abc import Iterable
-from typing import get_args
 
 from msgspec.structs import replace
 
 from lflops.profile.profile import Profile
-from lflops.profile.records import PASSES, FlaggedRank, RankComparison, step_phase
-from lflops.ranks.straggler import Cause, Straggler, Stragglers, in_module_of
+from lflops.profile.records import PASSES, RankComparison, Straggler, step_phase
+from lflops.ranks.straggler import Stragglers, in_module_of
 from lflops.ranks.straggler_search import WORTH_SAYING
 
 # Smallest number of compared steps for which stragglers are kept. The steps of a shorter comparison
@@ -27,7 +26,7 @@ class ReportedStragglers:
     """
 
     def __init__(self) -> None:
-        self._flagged: dict[str | None, dict[tuple[int, str, str], FlaggedRank]] = {}
+        self._flagged: dict[str | None, dict[tuple[int, str, str], Straggler]] = {}
 
     def keep(self, profile: Profile, found: Stragglers) -> None:
         """Keep the stragglers that were found in a profile and logged.
@@ -41,9 +40,9 @@ class ReportedStragglers:
         for row in found.rows:
             # If a row has `until`, the straggler was logged earlier, and is not slow in the steps
             # that are compared now.
-            if row.steps is not None and row.slow_steps is not None and row.until is None:
+            if row.slow_steps is not None and row.until is None:
                 place = (row.slow_rank, row.module, row.phase)
-                of_stage[place] = _flagged_rank(row, row.slow_steps, row.steps, compared)
+                of_stage[place] = replace(row, since=None, until=compared.at[-1])
 
     def added_to(self, compared: RankComparison, stage: str | None) -> RankComparison:
         """Return a copy of `compared` with the stragglers of `stage` in its field `flagged`."""
@@ -66,7 +65,8 @@ def with_reported(rows: Iterable[Straggler], unprofiled: RankComparison) -> list
     """
     current = list(rows)
     for flagged in unprofiled.flagged:
-        earlier = _straggler(flagged)
+        is_whole_phase = not flagged.module and flagged.phase in PASSES
+        earlier = replace(flagged, is_whole_phase=is_whole_phase)
         is_rank_slow = any(row.slow_rank == earlier.slow_rank for row in current)
         if earlier.phase == "all" and is_rank_slow:
             continue
@@ -100,44 +100,3 @@ def _without_cost(rows: Iterable[Straggler], earlier: Straggler, least: float) -
         if rest >= least:
             left.append(replace(row, seconds_lost=rest))
     return left
-
-
-def _flagged_rank(
-    row: Straggler, slow_steps: int, steps: int, compared: RankComparison
-) -> FlaggedRank:
-    return FlaggedRank(
-        module=row.module,
-        phase=row.phase,
-        modules=row.modules,
-        rank=row.slow_rank,
-        seconds_lost=row.seconds_lost,
-        pattern=row.pattern,
-        slow_steps=slow_steps,
-        steps=steps,
-        seconds=row.seconds,
-        usual=row.usual,
-        first_step=compared.at[0] if row.since is None else row.since,
-        last_step=compared.at[-1],
-        cause=row.cause,
-        work_ratio=row.work_ratio,
-    )
-
-
-def _straggler(flagged: FlaggedRank) -> Straggler:
-    causes: dict[str | None, Cause] = {cause: cause for cause in get_args(Cause)}
-    return Straggler(
-        module=flagged.module,
-        phase=flagged.phase,
-        modules=flagged.modules,
-        slow_rank=flagged.rank,
-        seconds_lost=flagged.seconds_lost,
-        pattern=flagged.pattern,
-        slow_steps=flagged.slow_steps,
-        steps=flagged.steps,
-        seconds=flagged.seconds,
-        usual=flagged.usual,
-        cause=causes.get(flagged.cause),
-        work_ratio=flagged.work_ratio,
-        until=flagged.last_step,
-        is_whole_phase=not flagged.module and flagged.phase in PASSES,
-    )

@@ -12,7 +12,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from msgspec.structs import replace
 
 from lflops.profile.profile import Profile
-from lflops.profile.records import PREEMPTED, Rank, RankActivity, RankComparison, RankDelay
+from lflops.profile.records import (
+    PREEMPTED,
+    Cause,
+    Rank,
+    RankActivity,
+    RankComparison,
+    RankDelay,
+    Straggler,
+)
 from lflops.profile.steps import EVENTS
 from lflops.ranks.significant_delay import (
     NEARLY_ALL,
@@ -21,7 +29,7 @@ from lflops.ranks.significant_delay import (
     significant,
     steps_at_least,
 )
-from lflops.ranks.straggler import Cause, Straggler, straggler_of
+from lflops.ranks.straggler import straggler_of
 from lflops.ranks.straggler_search import MANY_STEPS, WORTH_SAYING
 
 # Smallest share of a step that threads must wait for a CPU core, if other programs use the machine.

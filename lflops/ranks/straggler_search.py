@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from lflops.profile.records import PASSES, PREEMPTED, RankComparison, RankDelay
+from lflops.profile.records import PASSES, PREEMPTED, RankComparison, RankDelay, Straggler
 from lflops.profile.series import grouped
 from lflops.ranks.significant_delay import SignificantDelay, significant, step_costs
-from lflops.ranks.straggler import Straggler, straggler_of
+from lflops.ranks.straggler import straggler_of
 
 # Smallest share of a step that a straggler must cost to be reported.
 WORTH_SAYING = 0.01

@@ -21,11 +21,12 @@ from lflops.profile.records import (
     Rank,
     RankComparison,
     RankDelay,
+    Straggler,
     step_phase,
 )
 from lflops.profile.series import summed
 from lflops.ranks.reported_stragglers import with_reported
-from lflops.ranks.straggler import Straggler, Stragglers, in_module_of
+from lflops.ranks.straggler import Stragglers, in_module_of
 from lflops.ranks.straggler_causes import (
     OUTSIDE_MODULES,
     is_busy,

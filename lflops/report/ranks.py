@@ -11,10 +11,10 @@ from lflops import units
 from lflops.analysis.analysis import Analysis
 from lflops.findings.rules.slow_rank import hosts_by_rank, place_of, place_of_rank, reason_of
 from lflops.profile.module_names import plain
-from lflops.profile.records import Rank, RankWait, TimingStats
+from lflops.profile.records import Rank, RankWait, Straggler, TimingStats
 from lflops.profile.series import without_none
 from lflops.ranks.communication import Collective
-from lflops.ranks.straggler import Straggler, Stragglers
+from lflops.ranks.straggler import Stragglers
 from lflops.ranks.straggler_search import ENOUGH
 from lflops.report.text import counted, label_first
 

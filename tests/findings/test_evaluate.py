@@ -16,9 +16,9 @@ from lflops.findings.evaluate import candidates_of_step
 from lflops.findings.evidence import StepEvidence
 from lflops.hardware.chips import Hardware
 from lflops.profile.profile import Communication, Profile
-from lflops.profile.records import Phase, Trace
+from lflops.profile.records import Phase, Straggler, Trace
 from lflops.profile.steps import Step
-from lflops.ranks.straggler import Straggler, Stragglers
+from lflops.ranks.straggler import Stragglers
 from tests.support.profile_builders import clocked, product, profile, run
 
 CHIP = Hardware("chip", {"fp32": 1000.0}, None)

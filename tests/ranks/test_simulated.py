@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 import lflops
-from lflops.profile.records import ModulePhase, Rank
+from lflops.profile.records import ModulePhase, Rank, Straggler
 from lflops.ranks.merge.rank_comparison import compare_ranks
 from lflops.ranks.merge.rank_table import table_of
-from lflops.ranks.straggler import Straggler
 from lflops.ranks.straggler_search import find_stragglers
 from tests.support.profile_builders import profile, run, weights
 from tests.support.simulated_ranks import (

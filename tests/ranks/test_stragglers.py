@@ -13,11 +13,10 @@ from lflops.analysis.analysis import analyze
 from lflops.integrations.deepspeed.text.summary import summary
 from lflops.model.module_tree import ModuleTree
 from lflops.profile.profile import Profile
-from lflops.profile.records import Rank, RankComparison, RankDelay, RankWait
+from lflops.profile.records import Rank, RankComparison, RankDelay, RankWait, Straggler
 from lflops.profile.steps import Step
 from lflops.ranks.collect.collector import RankCollector
 from lflops.ranks.collect.topology import Topology
-from lflops.ranks.straggler import Straggler
 from lflops.report.ranks import ranks
 from lflops.report.summary_facts import report_of
 from lflops.timing.measure import ASIDE, Divide, Pass, time_passes

@@ -17,11 +17,10 @@ import lflops
 from lflops.analysis.analysis import analyze
 from lflops.findings.rules import slow_rank
 from lflops.profile.profile import Profile
-from lflops.profile.records import FlaggedRank, ModulePhase, Rank, RankComparison, RankDelay
+from lflops.profile.records import ModulePhase, Rank, RankComparison, RankDelay, Straggler
 from lflops.profile.steps import DISTURBANCES, Step, is_compared
 from lflops.ranks.merge.unprofiled_steps import MOST_STEPS, UnprofiledSteps, most_steps
 from lflops.ranks.reported_stragglers import ENOUGH_TO_KEEP, ReportedStragglers
-from lflops.ranks.straggler import Straggler
 from lflops.ranks.stragglers import _merged
 from lflops.report.ranks import ranks as lines
 from tests.support.profile_builders import profile, run, weights
@@ -789,23 +788,22 @@ def test_the_end_of_backward_is_no_work_where_ranks_wait_in_its_modules_too() ->
     assert () == lflops.stragglers(given(clean, waits=waits)).rows
 
 
-REPORTED = FlaggedRank(
+REPORTED = Straggler(
     module="slow",
     phase="backward",
     modules=1,
-    rank=1,
+    slow_rank=1,
     seconds_lost=20e-3,
     pattern="steady",
     slow_steps=70,
     steps=70,
     seconds=30e-3,
     usual=10e-3,
-    first_step=1,
-    last_step=70,
+    until=70,
 )
 
 
-def ended_with(plants: Mapping[tuple[int, str], Plant], *flagged: FlaggedRank) -> Profile:
+def ended_with(plants: Mapping[tuple[int, str], Plant], *flagged: Straggler) -> Profile:
     """Return a profile with the last comparison of a run whose log reported `flagged` earlier."""
     found = given(shared(106, plants))
     compared = found.unprofiled_comparison
@@ -846,7 +844,7 @@ def test_a_rank_that_was_slow_in_everything_is_not_named_twice() -> None:
     assert "data" == first(ended_with({(1, "data"): every(1)}, everything)).phase
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(15, []), (16, [(1, "forward", 1, 16)])])
+@pytest.mark.parametrize(("steps", "kept"), [(15, []), (16, [(1, "forward", 16)])])
 def test_what_a_few_steps_show_is_not_kept(steps: int, kept: list[Any]) -> None:
     """A straggler that was found in fewer than 16 steps is not kept, because more steps follow.
 
@@ -859,9 +857,7 @@ def test_what_a_few_steps_show_is_not_kept(steps: int, kept: list[Any]) -> None:
     compared = found.unprofiled_comparison
     assert compared is not None
     later = reported.added_to(compared, found.run.stage)
-    assert kept == [
-        (each.rank, each.phase, each.first_step, each.last_step) for each in later.flagged
-    ]
+    assert kept == [(each.slow_rank, each.phase, each.until) for each in later.flagged]
 
 
 def test_macs_that_read_the_same_are_not_said_to_differ() -> None:

@@ -8,8 +8,7 @@ from lflops.findings.evidence import StepEvidence, allowance
 from lflops.findings.rule import Candidate, StepRule, Threshold, cost_of
 from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
-from lflops.profile.records import PASSES, step_phase
-from lflops.ranks.straggler import Straggler
+from lflops.profile.records import PASSES, Straggler, step_phase
 from lflops.ranks.straggler_search import MANY_STEPS
 
 SHARE_OF_SLOW_RANK = 0.05
