@@ -368,7 +368,7 @@ class Unrolling:
         unrolled = self.profile(step, longer.profile)
         for name in unrolled.__struct_fields__:
             if name != "run" and getattr(unrolled, name) != getattr(longer.profile, name):
-                raise NotPeriodicError(f"one more block adds other {name} than expected")
+                raise NotPeriodicError(f"with one more block, {name} is not as expected")
 
     def check_requests(self, log: AllocationLog, longer: AllocationLog) -> None:
         """Check that the requests computed from `log` equal the real requests in `longer`.

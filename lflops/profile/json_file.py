@@ -241,7 +241,7 @@ def _check_references(profile: Profile) -> None:
     for index, wait in enumerate(profile.waits):
         if wait.phase not in PHASES:
             raise ProfileError(
-                f"waits[{index}][1] is {_short.repr(wait.phase)}, which is not a phase of the model"
+                f"waits[{index}][1] is {_short.repr(wait.phase)}: the phases are {', '.join(PHASES)}"
             )
 
 

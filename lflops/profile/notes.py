@@ -248,7 +248,7 @@ def _ranks_differ(note: Note) -> str:
         others = _fill(", and {rows_of_others:module is/modules are} from other ranks", note)
     work = _fill("ranks do different work: {least_macs} to {most_macs} MACs", note)
     if _fill("{least_macs}", note) == _fill("{most_macs}", note):
-        work = _fill("ranks run different operators, with {most_macs} MACs each", note)
+        work = _fill("ranks run different operators, but all have {most_macs} MACs", note)
     return f"{work}; the counts are from rank {leading}{others}"
 
 

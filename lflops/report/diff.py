@@ -133,8 +133,8 @@ def reason(caveat: Caveat, diff: Diff) -> str:
         return "the steps vary too much"
     before, after = diff.cpu_lost
     return (
-        "other processes took a part of the CPU time that the step needed, "
-        f"{units.percent(before)} before and {units.percent(after)} after"
+        "other processes took CPU time from the steps: "
+        f"{units.percent(before)} in the first run, {units.percent(after)} in the second run"
     )
 
 
@@ -219,7 +219,7 @@ def _whole(diff: Diff, found: Sequence[DiffCause]) -> Iterator[str]:
             f"{reason('busy', diff)}."
         )
     elif not any(cause.kind in ("slower", "faster", "work") for cause in found):
-        yield "Relative to the other modules, no module became slower or faster by more than noise."
+        yield "No module became slower or faster than the others by more than noise."
     if _is_uniform_change(diff):
         yield (
             f"All other modules are {_pace(diff.whole.ratio)} (the median of {diff.whole.modules} "

@@ -59,7 +59,7 @@ LARGE_COST = 0.25
 CAVEATS = {
     "busy": "other processes used the CPU",
     "few_steps": "there were too few module-timing steps (set active=8 in the schedule)",
-    "varied": "the module-timing steps vary too much",
+    "varied": "the times of the modules vary too much from step to step",
     "allocating": (
         "a module takes longer although the kernels of this module do not, and the host waits for "
         "the driver to allocate memory"

@@ -66,7 +66,7 @@ def test_the_verdict_is_about_the_step() -> None:
     assert (
         "The step is 26.9 % slower (+26.9 % to +26.9 %): 100 ms before, 127 ms after.",
         "data wait takes 5.5× as long: +45.3 ms per step.",
-        "Relative to the other modules, no module became slower or faster by more than noise.",
+        "No module became slower or faster than the others by more than noise.",
         (
             "All other modules are 18.4 % faster (the median of 4 modules with the same work): the "
             "second run used a different machine, or the load of the machine changed."
@@ -421,8 +421,8 @@ def test_an_idle_machine_after_a_busy_one_is_no_progress(tmp_path: Path) -> None
     found = diff(_beside_others(0.25, 0.4), _beside_others(0.1, 0.0))
     assert ("cannot tell", "busy", ()) == (found.status, found.step.caveat, found.faster)
     assert headline(found)[0] == (
-        "Cannot tell whether the step is slower or faster, because other processes took a part of "
-        "the CPU time that the step needed, 40.0 % before and 0 % after: 250 ms before, 100 ms "
+        "Cannot tell whether the step is slower or faster, because other processes took CPU "
+        "time from the steps: 40.0 % in the first run, 0 % in the second run: 250 ms before, 100 ms "
         "after."
     )
 

@@ -827,7 +827,7 @@ def test_strings_of_a_hostile_file_are_shown_short_and_printable(path: Path) -> 
         ),
         (
             replaced(("waits",), [["head", "dp"]]),
-            "waits[0][1] is 'dp', which is not a phase of the model",
+            "waits[0][1] is 'dp': the phases are forward, backward, recompute, optimizer, other",
         ),
         (
             replaced(("modules", "encoder", "forward", "macs"), 511),

@@ -45,8 +45,8 @@ class LongerThanInWindow(RunRule):
     name = "longer_phase"
     threshold = Threshold(reported=0.05)
     fix = (
-        "To see which module takes longer, profile other steps: run lflops window with the folder "
-        "of the run during the training, or pass a schedule with a longer wait"
+        "To see which module takes longer, profile other steps: during the training, run "
+        "lflops window DIR (DIR is the folder of the run), or pass a schedule with a longer wait"
     )
     fix_of_growth = f"Look for lists, caches or metrics that grow with each step. {fix}"
     fix_if_batches_are_unknown = (

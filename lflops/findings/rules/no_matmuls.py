@@ -91,8 +91,9 @@ class NoMatmuls(StepRule):
     """A module spends time in operators without matmuls, such as norms and activations.
 
     lflops reports this only if the chip's peak is unknown. It is an issue only on a CPU, and only
-    if Python code of the user takes most of the time. This is the case if most of the time is in
-    backward but not in operators, or if it is in forward and the submodules have forward hooks.
+    if Python code of the user takes most of the time. lflops concludes this in two cases: if most of
+    the time is in backward, but not in operators; or if most of the time is in forward, and the
+    submodules have forward hooks.
     """
 
     name = "no_products"

@@ -294,7 +294,7 @@ class _Reader:
         """
         mapping = self.mapping(value, place)
         if id(mapping) in self._read:
-            raise ProfileError(f"{place} is in the snapshot twice: torch did not write this file")
+            raise ProfileError(f"{place} is in the snapshot twice, so this file is not from torch")
         self._read.add(id(mapping))
         return mapping
 

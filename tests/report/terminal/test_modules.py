@@ -632,7 +632,7 @@ def test_modules_that_were_never_called_in_every_block_are_one() -> None:
                 subject="",
                 values={"leading_rank": 0, "least_macs": 8, "most_macs": 8, "rows_of_others": 0},
             ),
-            "ranks run different operators, with 8 MACs each; the counts are from rank 0",
+            "ranks run different operators, but all have 8 MACs; the counts are from rank 0",
         ),
         (
             Note(
