@@ -336,7 +336,7 @@ def unsharded_macs(profile: Profile) -> dict[str, int | None]:
 
 
 def share_of(profile: Profile, phase: Phase | None) -> Literal["macs", "flops"]:
-    """Return the count that shares in a phase are shares of.
+    """Return the count that is 100 % for the shares in a phase.
 
     It is "flops" if the phase, such as the optimizer, has FLOPs but no MACs. Otherwise it is
     "macs". `None` means all phases together.

@@ -301,7 +301,7 @@ class ModuleTracker:
         install_hooks(self._hooks, self, self, guard=guard)
 
     def begin(self) -> None:
-        """Follow the current thread as the home thread, without installing hooks.
+        """Track modules on the current thread, without installing hooks.
 
         The tracker then only knows modules and scopes that the caller enters, for example with
         `enter_name`.

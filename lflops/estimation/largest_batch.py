@@ -63,8 +63,8 @@ def largest_batch(
         The number of samples; 0 if one sample does not fit.
 
     Raises:
-        CountError: An argument is wrong, some code needs the value of a tensor, or no batch is too
-            large.
+        CountError: An argument is wrong, some code needs the value of a tensor, or every batch
+            fits.
         HardwareError: The chip is unknown.
     """
     caller = "largest_batch"

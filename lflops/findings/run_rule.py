@@ -27,7 +27,7 @@ NOT_TRAINING = {"start_up", "warm_up", "lflops", "after_run", "down"}
 """Ledger categories for the time before and after training, and for the work of lflops itself."""
 
 LARGE_SHARE = 0.1
-"""The cost of an `UncertainRule` is reported if it takes at least this share of training time."""
+"""An `UncertainRule` reports what it found if this costs at least this share of training time."""
 
 REPEATED_COMPILATION_SHARE = 0.05
 """Compilation is repeated if it takes at least this share of the time after half of the steps."""
@@ -48,8 +48,8 @@ class RunEvidence:
         profile: The last profile of the run, or `None` if no steps were profiled.
         step_issues: Names of the rules about a step that found issues in this profile. The rules
             about the run do not report the same time again.
-        confirmed_by_window: Names of further rules that found issues in this profile. The rules
-            about the run with the same names report the cost in the whole run instead.
+        confirmed_by_window: Names of the other rules that found issues in this profile. A rule
+            about the run with the same name reports what the issue costs in the whole run.
     """
 
     ledger: Ledger

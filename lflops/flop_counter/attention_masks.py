@@ -46,7 +46,7 @@ a block mask by their number of dimensions.
 """
 
 INDICES_DIMENSIONS = 4
-"""Number of dimensions of a block mask's tensors that contain the column of each block.
+"""Number of dimensions of the tensors in which a block mask stores the column of each block.
 
 The shape of these tensors is `[batch, heads, rows of blocks, blocks]`.
 """

@@ -113,7 +113,7 @@ def _shows_all_delays(unprofiled: RankComparison | None) -> bool:
 def _is_alternating(
     rows: Iterable[Straggler], unprofiled: RankComparison | None, number_of_ranks: int
 ) -> bool:
-    """Return whether ranks wait long for each other in the median step, but not for a single rank.
+    """Return whether ranks wait long in the median step, but not always for the same rank.
 
     `rows` are the stragglers that were found.
     """

@@ -168,7 +168,7 @@ def end_mode(mode: Any) -> None:
 
 
 def sweep_modes() -> None:
-    """Remove the modes that `end_mode` has marked as off from this thread's stack."""
+    """Remove from this thread's stack the modes that `end_mode` has marked as off."""
     for mode in open_modes():
         if getattr(mode, "is_off", False):
             _pop_mode(mode)

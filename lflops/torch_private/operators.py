@@ -1,4 +1,4 @@
-"""Access operators: their schemas, their kernels in the dispatcher, and the attention kernels."""
+"""Read schemas of operators, their kernels in the dispatcher, and the attention kernels."""
 
 from functools import partial
 from typing import Any

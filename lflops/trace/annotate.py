@@ -131,7 +131,7 @@ def _names(calls: Iterable[Call]) -> Iterator[dict[str, Any]]:
 
 
 def metadata_event(kind: str, process: int, track: int = 0, **values: Any) -> dict[str, Any]:
-    """Return an event that names or sorts a process or a track."""
+    """Return an event with the name or the position of a process or a track."""
     return {"ph": "M", "name": kind, "pid": process, "tid": track, "args": values}
 
 

@@ -213,9 +213,9 @@ class _FewBlocks:
         self.sheet = _sheet([step.profile for step in steps], roles_of(folds, blocks))
 
     def with_one_more_block(self) -> Sheet | None:
-        """Derive the sheet of the model that keeps one block more.
+        """Derive the sheet of the model with one more block than these models.
 
-        Returns `None` if the sheet cannot be derived from these steps.
+        Return `None` if it cannot be derived from the steps of these models.
         """
         (fold,) = self._folds
         longer = fold._replace(kept=fold.kept + 1)

@@ -32,14 +32,14 @@ NOTICEABLE = 1.05
 class LongerThanInWindow(RunRule):
     """A phase, such as forward, takes longer in the steps of the run than in its window.
 
-    The work with a batch in the other phases takes about as long as in the window. So the steps do
-    not have more data, but something in this phase is different, for example layers were unfrozen,
+    The other phases that work with a batch take about as long as in the window. So the steps do not
+    have more data, but something in this phase is different, for example layers were unfrozen,
     or a metric computes its result from all previous batches. The times of modules are from the
     window, so they do not show where the additional time is spent.
 
     This finding is never an issue, because the work may be necessary. It is not reported if the
-    phase grows with the batches, if other programs use the CPU, or for a run on a GPU or another
-    device, because the host waits for the device in any phase.
+    phase grows with the size of the batches, or if other programs use the CPU. It is not reported
+    on a GPU or another device either, because the host may wait for the device in any phase.
     """
 
     name = "longer_phase"

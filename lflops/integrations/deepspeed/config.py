@@ -32,7 +32,8 @@ def arguments_of(config: str | PathLike[str] | Mapping[str, Any]) -> tuple[dict[
     """Return the arguments for `FlopsMonitor`, and whether the config enables the profiler.
 
     Raises:
-        CountError: The section is missing, or DeepSpeed does not accept one of its keys or values.
+        CountError: The config has no section for the profiler, or one of its keys or values is
+            not valid in DeepSpeed.
     """
     whole = config if isinstance(config, Mapping) else _read(Path(config))
     section = whole.get(_SECTION)

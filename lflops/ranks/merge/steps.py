@@ -172,8 +172,8 @@ class _Waits:
     def intervals(self, step: Step) -> list[list[str]]:
         """Divide the phases of a step into intervals, each of which ends with a collective.
 
-        The phases after the last collective of a step are part of the first interval, because this
-        interval continues in the next step.
+        The phases after the last collective of a step are part of the first interval: a rank goes
+        through them, and then through the first phases of the next step, to the next collective.
         """
         phases = [phase for phase in ORDER if phase in step.phases]
         phases += [phase for phase in step.phases if phase not in ORDER]

@@ -38,8 +38,9 @@ def modules(analysis: Analysis) -> Columns:
     """Build the table of modules, with their work and times in each phase.
 
     There are two columns for each count: one includes submodules, and the other has the prefix
-    `self_` and excludes them. The column of names is always a list. If two modules have the same
-    number in the column `identical`, they and all their submodules do the same work.
+    `self_` and excludes them. The column of names is a list even if all values are equal. If two
+    modules have the same number in the column `identical`, they and all their submodules do the
+    same work.
     """
     profile = analysis.profile
     rows = list(profile.modules.values())
@@ -148,11 +149,13 @@ class Operators(Struct, frozen=True, kw_only=True):
 
     Attributes:
         table: A row for each operator in each phase, and a row with the phase `all` for all phases
-            together. The columns `operator` and `phase` are always lists. A trace does not separate
-            phases, so only the rows of the phase `all` have seconds, which are means per traced
-            batch. If an operator was traced but not counted, its row only has seconds.
-        within: The work of each operator in each module. The columns `row` and `module` are always
-            lists of indices into `table` and into the table of modules.
+            together. The columns `operator` and `phase` are lists even if all values are equal. A
+            trace does not separate phases, so only the rows of the phase `all` have seconds, which
+            are means per traced batch. If an operator was traced but not counted, its row only has
+            seconds.
+        within: The work of each operator in each module. The columns `row` and `module` have
+            indices into `table` and into the table of modules. They are lists even if all values
+            are equal.
         unsupported: Number of operators that ran but have no formula, so their work is not counted.
         kernels: Kernels of compiled code. `None` if none were recorded.
     """

@@ -328,7 +328,7 @@ class _Walker:
             opened.append(inside)
 
     def counted_calls(self) -> list[CountedCall]:
-        """Return the operator calls of all threads whose FLOPs are counted."""
+        """Return the operator calls with counted FLOPs, from all threads."""
         thread_numbers = self._thread_numbers()
         found = []
         for each in self._counted:

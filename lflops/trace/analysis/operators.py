@@ -90,7 +90,7 @@ class UnsupportedTraceOperator(Struct, frozen=True, kw_only=True):
 
 
 class SpanTimes(Struct, frozen=True, kw_only=True):
-    """Times of modules or scopes whose names differ only in numbers, in nanoseconds.
+    """Nanoseconds spent in modules or scopes whose names differ only in numbers.
 
     Attributes:
         name: The name. If there are several instances, a star replaces each number, for example
