@@ -165,7 +165,9 @@ def nothing_found(findings: Iterable[Finding]) -> str:
     largest = max(shares, default=0.0)
     if largest < LARGE_COST:
         return "No known issue found."
-    return f"No known issue found, but check the largest cost below: {units.percent(largest)}."
+    return (
+        f"No known issue found, but the largest cost below is {units.percent(largest)} of the step."
+    )
 
 
 def _caveat(status: Status, unseen: str | None) -> str:

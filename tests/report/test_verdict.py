@@ -131,8 +131,8 @@ def test_a_slow_block_is_named() -> None:
     assert "A step takes 40.0 ms, at 20.0 % MFU." == found.said
     (why,) = found.why
     assert (
-        "blocks.2.fc takes 13.0× as long as the other 3 identical modules, which costs 60.0 % of "
-        "the step (24.0 ms)."
+        "blocks.2.fc takes 13.0× as long as each of the other 3 identical modules, which costs 60.0 "
+        "% of the step (24.0 ms)."
     ) == why
     beginnings = {sentence[: sentence.index(" is")] for sentence in found.also}
     assert beginnings == {"10.0 % of the step (4.00 ms)", "Another 10.0 % of the step (4.00 ms)"}
@@ -417,7 +417,7 @@ def test_a_model_whose_layers_have_no_times_has_nothing_outside_of_them() -> Non
         ([("python", 0.24, "Use vectorized code")], "No known issue found."),
         (
             [("python", 0.31, "Use vectorized code"), ("hooks", 0.27, "Remove hooks")],
-            "No known issue found, but check the largest cost below: 31.0 %.",
+            "No known issue found, but the largest cost below is 31.0 % of the step.",
         ),
         # Nearly all models have a module that takes a large part of the step.
         ([("busiest", 0.9, "Use a smaller module")], "No known issue found."),

@@ -22,9 +22,10 @@ class SlowModule(ModuleRule):
         explained |= {candidate.module for candidate in earlier if candidate.module}
         for outlier in step.outliers:
             if outlier.module not in explained:
+                others = others_like(outlier.others)
                 facts: Facts = {
                     "ratio": outlier.seconds / outlier.usual_seconds,
-                    "others": others_like(outlier.others),
+                    "others": f"each of {others}" if outlier.others > 1 else others,
                 }
                 yield Candidate(
                     rule=self, seconds=outlier.excess, module=outlier.module, facts=facts

@@ -44,7 +44,7 @@ def _rows(analysis: Analysis, memory: Memory) -> Iterator[tuple[str, RenderableT
     fit = memory_fit_of(analysis.profile, analysis.profile.run.hardware)
     if fit is not None:
         for line in memory_fit_lines(fit):
-            yield "verdict", prose(line, _COLOURS[fit.verdict])
+            yield "fit", prose(line, _COLOURS[fit.verdict])
     if memory.reserved is not None:
         yield "reserved", prose(_reserved(memory.reserved))
     for saving, _, cost in savings(analysis):
