@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import lflops
 from lflops.cli.main import main
-from lflops.estimation.changes import Policy, mixed_precision
+from lflops.estimation.changes import POLICIES, Changes, Policy, mixed_precision
 from lflops.estimation.estimate import Estimator, Subject, subject_of
 from lflops.estimation.planning.plan import (
     Configuration,
@@ -45,6 +45,10 @@ TOKENS = 1024
 # More blocks than a plan estimates.
 BLOCKS = 12
 
+# Fewer layers than a pipeline needs. With so many, the state of a training run needs more bytes
+# than its activations.
+LAYERS = 8
+
 H100 = named("H100 SXM")
 
 FUSED = partial(torch.optim.AdamW, fused=True)
@@ -56,7 +60,9 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        # Without biases, FSDP2 shards and gathers half as many parameters.
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Add the output of the layers to the input."""
@@ -68,7 +74,8 @@ class Model(nn.Module):
 
     def __init__(self, width: int = WIDTH, blocks: int = BLOCKS) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(width, width), nn.Linear(width, 8)
+        self.first = nn.Linear(width, width, bias=False)
+        self.last = nn.Linear(width, 8, bias=False)
         self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,11 +93,11 @@ def build(samples: int) -> Any:
 
 
 def build_layers(samples: int) -> Any:
-    """Return a model of four layers, a batch and a loss.
+    """Return a model of a few layers, a batch and a loss.
 
     Nothing in this model can be checkpointed, so a plan needs few estimates.
     """
-    layers = [nn.Linear(WIDTH, WIDTH) for _ in range(4)]
+    layers = [nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]
     # The ReLU is only here because FSDP2 warns if the output is a view.
     model = nn.Sequential(*layers, nn.ReLU())
     return model, torch.zeros(samples, TOKENS, WIDTH), lambda out: out.square().mean()
@@ -102,9 +109,9 @@ def small(memory: float) -> Hardware:
 
 
 @cache
-def planned() -> Plan:
-    """Plan two GPUs with 16 samples."""
-    return plan(build, 16, gpus=2, hardware="H100 SXM", devices_per_host=1)
+def planned_layers() -> Plan:
+    """Plan the model of a few layers on two GPUs of one host."""
+    return plan(build_layers, 4, gpus=2, hardware="H100 SXM", optimizer=FUSED)
 
 
 def estimator(mesh: Mapping[str, int], precision: str = "bf16") -> Estimator:
@@ -121,19 +128,31 @@ def estimator(mesh: Mapping[str, int], precision: str = "bf16") -> Estimator:
 
 @cache
 def sheets() -> WorkSheets:
-    """Return the work sheets of the model; only meshes with FSDP2 use mixed precision.
+    """Return the work sheets of the model. With DDP and FSDP2, it uses mixed precision.
 
     All tests share them, so each case is estimated once.
     """
-    return WorkSheets(
-        estimator,
-        lambda samples, _: subject_of("test", build(samples)),
-    )
+
+    def make(samples: int, mesh: Mapping[str, int]) -> Subject:
+        subject = subject_of("test", build(samples))
+        if set(mesh) == {"replica"}:
+            return Changes(precision="bf16-mixed").applied("test", subject)
+        # Without a mesh, the model is in single precision, and FSDP2 casts by itself.
+        return subject
+
+    return WorkSheets(estimator, make)
+
+
+@cache
+def planned() -> Plan:
+    """Plan two GPUs with 16 samples, from the work sheets that all tests share."""
+    search = _Search(sheets(), H100, gpus=2, batch=16, network=None, per_host=1, gathered=0.5)
+    return search.plan()
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])
 @pytest.mark.parametrize(
-    "mesh", [{}, {"replica": 4}, {"data": 4}, {"replica": 2, "data": 2}], ids=name_of
+    "mesh", [{}, {"replica": 2}, {"data": 4}, {"replica": 2, "data": 2}], ids=name_of
 )
 def test_lines_through_small_estimates_reach_the_peak_and_the_time_of_a_whole_one(
     mesh: Mapping[str, int], policy: Policy
@@ -216,14 +235,14 @@ def test_what_does_not_fit_is_left_out_with_the_bytes_that_it_needs() -> None:
     On each rank DDP holds parameters, gradients and AdamW's two moments: four copies of the
     parameters in single precision.
     """
-    parameters = WIDTH * WIDTH + WIDTH + 8 * WIDTH + 8 + BLOCKS * (8 * WIDTH * WIDTH + 5 * WIDTH)
-    weights = 16 * parameters
+    weights = 16 * LAYERS * WIDTH * WIDTH
     besides = CONTEXT_BYTES + 2 * CUBLAS_BYTES + NCCL_BYTES
     chip = small((weights + besides) / USABLE)
-    found = plan(build, 4, gpus=2, hardware=chip, optimizer=FUSED, devices_per_host=1)
+    found = plan(build_layers, 4, gpus=2, hardware=chip, optimizer=FUSED)
     assert "parameters, gradients and optimizer state alone need" in found.left_out["DDP 2"]
     assert "FSDP2 2" in {each.name for each in (*found.configurations, *found.not_predicted)}
-    assert "DDP 2" in {each.name for each in planned().configurations}
+    more = planned_layers()
+    assert "DDP 2" in {each.name for each in (*more.configurations, *more.not_predicted)}
 
 
 def test_nothing_fits_into_no_memory() -> None:
@@ -344,12 +363,16 @@ def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
     """Pipelines get a lower bound that includes the pipeline bubble.
 
     With stages of equal work, M micro batches and P stages, P - 1 of M + P - 1 slots are the
-    bubble. Pipelines are planned together with FSDP2.
+    bubble. Pipelines are planned together with FSDP2. On two GPUs, they are also planned with all
+    kinds of checkpointing.
     """
-    rows = [each for each in planned_on_four() if "pipeline" in each.mesh]
-    assert {"PP 2 x FSDP2 2", "PP 4 x FSDP2 1"} == {
+    rows = [
+        each for each in (*planned_on_four(), *planned().not_predicted) if "pipeline" in each.mesh
+    ]
+    assert {"PP 2 x FSDP2 2", "PP 4 x FSDP2 1", "PP 2 x FSDP2 1"} == {
         each.name for each in rows if "tensor" not in each.mesh
     }
+    assert set(POLICIES) == {each.checkpointing for each in rows}
     assert all(
         each.predicted is None
         and each.why_not == "the prediction does not cover communication between pipeline stages"
@@ -369,16 +392,19 @@ def test_pipelines_have_a_bound_with_their_bubble_and_the_reason() -> None:
 def planned_on_four() -> tuple[Configuration, ...]:
     """Return the configurations of four GPUs that are not predicted.
 
-    The model has a tensor-parallel plan.
+    The model has a tensor-parallel plan, and its blocks are not checkpointed.
     """
-    return plan(
-        lambda samples: (Planned(), *build(samples)[1:]),
-        8,
-        gpus=4,
-        hardware="H100 SXM",
-        optimizer=FUSED,
-        devices_per_host=2,
-    ).not_predicted
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lflops.estimation.planning.plan.POLICIES", ("none",))
+        found = plan(
+            lambda samples: (Planned(), *build(samples)[1:]),
+            4,
+            gpus=4,
+            hardware="H100 SXM",
+            optimizer=FUSED,
+            devices_per_host=2,
+        )
+    return found.not_predicted
 
 
 def test_hsdp_and_pipelines_go_with_tensor_parallelism() -> None:
@@ -422,7 +448,7 @@ def test_a_degree_that_heads_do_not_divide_is_left_out_in_a_sentence_before_an_e
     config = SimpleNamespace(num_attention_heads=6, num_key_value_heads=6)
 
     def headed(samples: int) -> Any:
-        model = Planned()
+        model = Planned(blocks=1)
         model.config = config  # type: ignore[assignment]
         return model, *build(samples)[1:]
 
@@ -443,17 +469,10 @@ def test_without_a_plan_for_it_tensor_parallelism_is_left_out() -> None:
 
     Pipelines are left out if the model has too few blocks.
     """
-    assert planned_alone().left_out == {
+    assert planned_layers().left_out == {
         "TP 2": "the model has no tp_plan",
         "PP 2": "a pipeline needs at least 10 equal blocks",
     }
-
-
-def planned_alone() -> Plan:
-    """Plan a model of four blocks on two GPUs of one host."""
-    return plan(
-        lambda samples: (Model(blocks=4), *build(samples)[1:]), 2, gpus=2, hardware="H100 SXM"
-    )
 
 
 def test_the_shell_names_a_wrong_number(capfd: pytest.CaptureFixture[str]) -> None:
