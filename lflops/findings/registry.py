@@ -44,7 +44,7 @@ from lflops.findings.rules.other_work import (
 )
 from lflops.findings.rules.outside_layers import OutsideLayers
 from lflops.findings.rules.padding import Padding
-from lflops.findings.rules.precision import UnusedTensorCores, WideDtype
+from lflops.findings.rules.precision import DoublePrecision, UnusedTensorCores, WideDtype
 from lflops.findings.rules.python_code import PythonCode
 from lflops.findings.rules.python_loops import PythonLoop
 from lflops.findings.rules.recomputation import Recomputation
@@ -98,6 +98,7 @@ MODULE_RULES: tuple[ModuleRule, ...] = (
     MoreOperators(),
     SleepingThread(),
     WideDtype(),
+    DoublePrecision(),
     OutsideLayers(),
 )
 """Rules about the times of modules.

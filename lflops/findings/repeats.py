@@ -5,6 +5,7 @@ Repeats are modules of one class with names that differ only in numbers, such as
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
@@ -13,6 +14,7 @@ from lflops.analysis.module_outliers import explaining
 from lflops.analysis.tree import total_seconds
 from lflops.profile.module_names import ancestry
 from lflops.profile.profile import ModuleProfile, Profile
+from lflops.profile.records import PASS_PHASES
 from lflops.profile.series import grouped
 
 FEWEST_MODULES = 3
@@ -23,6 +25,11 @@ LEAST_RATIO = 1.5
 
 MANY_MORE_CALLS = 2
 """A module does more work if it calls this many times as many operators as the other repeats."""
+
+DOUBLE_PRECISION = {"float64", "complex128"}
+
+LARGE_CALL_BYTES = 1 << 17
+"""Least bytes that a call moves on average, if its time depends on the size of its tensors."""
 
 DTYPE_BITS = {"float64": 64, "float32": 32, "tf32": 32, "bfloat16": 16, "float16": 16}
 
@@ -156,3 +163,26 @@ def modules_multiplying_in(profile: Profile, dtype: str) -> Iterable[str]:
     Matmuls in their submodules do not count.
     """
     return sorted({module for module, used in _dtypes_of_matmuls(profile) if used == dtype})
+
+
+def modules_in_double_precision(profile: Profile) -> list[str]:
+    """Return the modules whose own operators mostly run in double precision, sorted by name.
+
+    A module belongs to them if operators with a float64 or complex128 result move at least half of
+    its bytes. These operators must be large, because small ones take about as long in float32.
+    """
+    moved: Counter[str] = Counter()
+    moved_in_double: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for count in profile.op_counts:
+        if count.phase in PASS_PHASES:
+            moved[count.module] += count.bytes_moved
+            if count.dtype in DOUBLE_PRECISION:
+                moved_in_double[count.module] += count.bytes_moved
+                calls[count.module] += count.calls
+    found = []
+    for module, nbytes in moved_in_double.items():
+        is_large = nbytes >= LARGE_CALL_BYTES * calls[module]
+        if is_large and nbytes >= moved[module] / 2:
+            found.append(module)
+    return sorted(found)

@@ -1385,6 +1385,24 @@ def test_advice_in_an_unchanged_script_does_not_ask_for_arguments() -> None:
     assert "Pass hardware" not in fixes
 
 
+def test_the_own_code_of_a_model_is_one_finding() -> None:
+    """The model calls only functions, and not its layer: 60 of 100 ms.
+
+    No other finding names the same time again.
+    """
+    work = [
+        product("", "aten::bmm", "forward", macs=1000, bytes_moved=8),
+        product("", "aten::bmm", "backward", macs=2000, bytes_moved=8),
+    ]
+    step = Step(index=0, kind="unprofiled", seconds=0.1, phases=USUAL)
+    steps = tuple(replace(step, index=number) for number in range(6))
+    rows = {"": {"class_name": "Ensemble"} | weights(0, 8), "a": {"class_name": "MLP"} | weights(8)}
+    made = profile(rows, work, run=run(kind="training", device_type="cpu"), steps=steps)
+    found = findings(clocked(made, {("", "forward"): 30e-3, ("", "backward"): 30e-3}))
+    assert pytest.approx(60e-3) == found["outside"].seconds
+    assert "busiest" not in found
+
+
 def test_a_model_that_is_compiled_as_a_whole_has_the_work_of_its_layers() -> None:
     """Only the whole model is timed: 50 ms. Its layers have 3000 MACs, so it computes 120 kFLOP/s."""
     rows = {

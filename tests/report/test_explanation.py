@@ -777,6 +777,36 @@ def test_a_training_in_float64_could_take_half() -> None:
     assert "The matmuls of the model run in float64" in first.sentence
 
 
+@pytest.mark.parametrize(
+    ("dtype", "calls", "others", "expected"),
+    [
+        ("float64", 2, 0, [("double_precision", 7.5e-3)]),
+        ("complex128", 2, 0, [("double_precision", 7.5e-3)]),
+        ("float64", 20, 0, []),
+        ("float64", 2, 500_000, []),
+        ("float32", 2, 0, []),
+    ],
+    ids=["float64", "complex128", "small calls", "mostly float32", "float32"],
+)
+def test_operators_in_float64_could_take_half(
+    dtype: str, calls: int, others: int, expected: list[Any]
+) -> None:
+    """Large operators in float64 cost half of the module's 15 ms if they move most of its bytes.
+
+    They move 400,000 bytes in 2 calls, or in 20 small ones, which float32 would not make faster.
+    """
+    cells = [
+        cell("b", "aten::mul", "forward", dtype=dtype, calls=calls, bytes_moved=400_000),
+        cell("b", "aten::add", "forward", calls=1, bytes_moved=others),
+    ]
+    given = trained(cells=cells)
+    assert expected == faults(given)
+    if expected:
+        assert "The operators of b run in float64, while the model trains in float32: this" in (
+            explain(given).findings[0].sentence
+        )
+
+
 def test_float32_leaves_tensor_cores_unused() -> None:
     """Training in float32 is an issue if the chip is faster in TF32.
 

@@ -35,8 +35,12 @@ class BusiestModule(StepRule):
         # The rule `outside` is about the root itself.
         below_root = [modules for modules in step.busiest if modules.pattern]
         most = below_root[0] if below_root else step.busiest[0]
-        found = {step.patterns.get(each.module, each.module) for each in earlier}
-        if not most.pattern or most.pattern not in found:
+        if most.pattern:
+            found = {step.patterns.get(each.module, each.module) for each in earlier}
+            is_found = most.pattern in found
+        else:
+            is_found = any(each.rule.name == "outside" for each in earlier)
+        if not is_found:
             modules = step.modules_at(most.pattern) if most.pattern else []
             has_submodules = any(step.children[name] for name in modules)
             facts: Facts = {

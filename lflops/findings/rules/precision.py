@@ -1,10 +1,10 @@
-"""Rules about matmuls in a wider dtype than necessary."""
+"""Rules about a wider dtype than necessary."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
 from lflops.analysis.tree import total_seconds
 from lflops.findings.evidence import StepEvidence
-from lflops.findings.repeats import modules_multiplying_in
+from lflops.findings.repeats import modules_in_double_precision, modules_multiplying_in
 from lflops.findings.rule import Candidate, Facts, ModuleRule, StepRule, Threshold, others_like
 from lflops.hardware.chips import vendor_of
 from lflops.hardware.peaks import peak_of
@@ -15,7 +15,7 @@ FASTER_DTYPES = {"float32": "tf32", "tf32": "bfloat16"}
 """For each dtype, the next faster dtype of NVIDIA's tensor cores."""
 
 FLOAT32_HALVES_FLOAT64 = 0.5
-"""Float32 saves at least this share of the time that matmuls take in float64."""
+"""Float32 saves at least this share of the time that large operators take in float64."""
 
 
 class WideDtype(ModuleRule):
@@ -97,6 +97,42 @@ class WideDtype(ModuleRule):
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
         is_model = "others" not in candidate.facts and not candidate.module
         return self.fix_of_model if is_model else self.fix
+
+
+class DoublePrecision(ModuleRule):
+    """A module computes in float64, although it runs no matmuls in float64.
+
+    lflops reports this if the model trains in another dtype, and if large operators with a float64
+    or complex128 result move at least half of the module's bytes. A common cause is a constant
+    that was made with NumPy, such as a window or a weight of the loss.
+    """
+
+    name = "double_precision"
+    threshold = Threshold(share=0.05)
+    is_lower_bound = True
+    title = "operators of {where} in float64"
+    sentence = (
+        "The operators of {where} run in float64, while the model trains in {usual_dtype}: this "
+        "costs at least {cost}."
+    )
+    fix = "Cast the constants, buffers and inputs of {where} to {usual_dtype}"
+
+    def detect_modules(
+        self, step: StepEvidence, earlier: Sequence[Candidate]
+    ) -> Iterable[Candidate]:
+        usual_dtype = step.profile.run.dtype
+        if usual_dtype is None or usual_dtype == "float64":
+            return
+        multiplying = modules_multiplying_in(step.profile, "float64")
+        seconds_of: dict[str, float] = {}
+        for name in modules_in_double_precision(step.profile):
+            seconds = total_seconds(step.profile.modules[name], own=True)
+            if seconds is not None and name not in multiplying:
+                seconds_of[name] = seconds
+        for module, names in _by_pattern(seconds_of, step).items():
+            facts: Facts = {"usual_dtype": _public_name(usual_dtype)}
+            saved = sum(seconds_of[name] for name in names) * FLOAT32_HALVES_FLOAT64
+            yield Candidate(rule=self, seconds=saved, module=module, facts=facts)
 
 
 def _by_pattern(names: Iterable[str], step: StepEvidence) -> dict[str, list[str]]:
