@@ -1112,6 +1112,22 @@ def test_advice_on_a_slow_optimizer_is_possible(
     assert ("closure" in found.fix) == (optimizers == (LBFGS,))
 
 
+@pytest.mark.parametrize(
+    ("name", "calls", "is_advised"),
+    [("Lamb", 190, True), ("Lamb", 50, False), ("SparseAdam", 190, False)],
+)
+def test_an_own_optimizer_with_many_calls_could_use_foreach(
+    name: str, calls: int, *, is_advised: bool
+) -> None:
+    """An optimizer of the user that makes 380 operator calls is told of torch._foreach."""
+    cells = [cell(each, "mul", "optimizer", calls=calls) for each in ("a", "b")]
+    given = trained(optimizer=60e-3, cells=cells)
+    own = (OptimizerSettings(class_name=name),)
+    found = findings(replace(given, run=replace(given.run, optimizers=own)))["optimizer"]
+    assert is_advised == found.fix.startswith("Lamb makes 380 operator calls in a step.")
+    assert is_advised == ("torch._foreach" in found.fix)
+
+
 EMBEDDING = (
     cell("u", "embedding", "forward", bytes_moved=1_000),
     cell("u", "embedding_dense_backward", "backward", bytes_moved=41_000),

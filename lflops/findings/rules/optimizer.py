@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from lflops import units
 from lflops.findings.evidence import StepEvidence, allowance
+from lflops.findings.own_operators import MANY_CALLS
 from lflops.findings.part_rule import PartRule
 from lflops.findings.rule import Candidate, Threshold
 from lflops.findings.run_rule import UncertainRule
@@ -44,6 +45,9 @@ MOST_CALLS_OF_ROOT = 1000
 
 The root also has the calls of optimizers that work on a flat copy of all parameters.
 """
+
+WITHOUT_FOREACH = {"LBFGS", "Muon", "SparseAdam"}
+"""The optimizers of torch 2.13 that do not accept `foreach`."""
 
 MANY_PARAMETERS = {"ParameterDict", "ParameterList"}
 """Classes of modules that can have any number of parameters of their own."""
@@ -87,7 +91,7 @@ class SlowOptimizer(PartRule):
             return super().advise_in(module, step)
         advice = _advice_about_arguments(optimizers, is_on_cpu=step.is_on_cpu)
         if not advice:
-            return self.fix_of_fast_optimizer
+            return _advice_about_own_loop(optimizers, step) or self.fix_of_fast_optimizer
         is_in_transformers = step.profile.run.monitor == "FlopsCallback"
         return self.fix_in_transformers if is_in_transformers else advice
 
@@ -118,6 +122,23 @@ def _advice_about_arguments(optimizers: Sequence[OptimizerSettings], *, is_on_cp
     for optimizer in optimizers:
         if optimizer.accepts_foreach and not optimizer.foreach and not optimizer.fused:
             return f"Pass foreach=True to {plain(optimizer.class_name)}, or use larger batches"
+    return ""
+
+
+def _advice_about_own_loop(optimizers: Sequence[OptimizerSettings], step: StepEvidence) -> str:
+    """Return the advice on an optimizer of the user that loops over the parameters.
+
+    Empty if there is no such optimizer.
+    """
+    calls = step.root.optimizer.calls
+    for optimizer in optimizers:
+        is_torchs = optimizer.accepts_foreach or optimizer.class_name in WITHOUT_FOREACH
+        if not is_torchs and not optimizer.accepts_fused and calls >= MANY_CALLS:
+            return (
+                f"{plain(optimizer.class_name)} makes {units.count(calls)} operator calls in a "
+                "step. If it loops over the parameters, let it use torch._foreach functions and no "
+                ".item(), or use larger batches"
+            )
     return ""
 
 
