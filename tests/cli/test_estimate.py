@@ -161,7 +161,7 @@ def test_the_text_has_the_model_its_memory_and_the_bound(
     assert text.startswith(shown.rstrip("\n"))
     assert text.endswith(f"\n{figure}\n")
     added = text.removeprefix(shown.rstrip("\n"))
-    for label in ("verdict", "by category", "by module", "largest", "at least"):
+    for label in ("fit", "by category", "by module", "largest", "at least"):
         assert f"\n{label}  " in added
     assert "estimate" == load(saved).run.kind
     assert "<svg" in figure.read_text("utf-8")
