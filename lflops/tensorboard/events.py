@@ -42,26 +42,32 @@ def log(
     Raises:
         TypeError: The writer is not a `SummaryWriter`, or it is closed.
     """
-    summary = summary_of(writer, analyze(profile), tag=tag, figures=figures)
-    writer.file_writer.add_summary(summary, step)
-
-
-def summary_of(
-    writer: Any, analysis: Analysis, *, tag: str | None = None, figures: bool = True
-) -> Any:
-    """Return the summary that `log` writes for an analyzed profile.
-
-    Any thread can call this function.
-    """
     events = getattr(writer, "file_writer", None)
     if events is None or not hasattr(events, "add_summary"):
         raise TypeError(
             f"writer={type(writer).__name__}: pass a torch.utils.tensorboard.SummaryWriter that is "
             "not closed"
         )
+    folder = Path(events.get_logdir())
+    events.add_summary(summary_of(analyze(profile), folder, tag=tag, figures=figures), step)
+
+
+def summary_of(
+    analysis: Analysis, folder: Path, *, tag: str | None = None, figures: bool = True
+) -> Any:
+    """Return the summary that `log` writes for an analyzed profile.
+
+    Any thread can call this function.
+
+    Args:
+        analysis: The analyzed profile.
+        folder: The folder of the writer's file.
+        tag: See `log`.
+        figures: See `log`.
+    """
     run = analysis.profile.run
     tag = tag or f"lflops/{run.stage or run.kind}/profile"
-    values = [_payload(analysis, tag, Path(events.get_logdir()))]
+    values = [_payload(analysis, tag, folder)]
     if figures:
         values += _figures(analysis, tag.removesuffix("/profile"))
     return Summary(value=values)

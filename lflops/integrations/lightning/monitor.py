@@ -34,6 +34,8 @@ class FlopsMonitor(Base, PhaseListener):
     run, and its name is logged. Outside windows, step time, MFU and throughput are logged every
     `log_every_n_steps` steps.
 
+    In a run with several processes, every process needs this callback.
+
     If lflops fails, it logs one warning and training continues. If a file or a logger fails, lflops
     logs one warning and continues with the other files and loggers.
 
@@ -108,8 +110,9 @@ class FlopsMonitor(Base, PhaseListener):
     _phases: TrainerPhases | None = None
     # the number of this monitor among the monitors of the Trainer, from 1
     _number = 1
-    # The runs inside which the current run was begun. They continue after the current run.
-    _outer: tuple[tuple[MonitoredRun, TrainerPhases | None], ...] = ()
+    # The runs inside which the current run was begun, each with its phases and the monitor's number.
+    # They continue after the current run.
+    _outer: tuple[tuple[MonitoredRun, TrainerPhases | None, int], ...] = ()
 
     @takes(Settings)
     def __init__(self, settings: Settings) -> None:
@@ -181,7 +184,7 @@ class FlopsMonitor(Base, PhaseListener):
             raise MisconfigurationException(f"FlopsMonitor: {problem}")
         run.log_dir = folder
         if self._run in OPEN:
-            self._outer += ((self._run, self._phases),)
+            self._outer += ((self._run, self._phases, self._number),)
         name_monitor("FlopsMonitor")
         phases = phases_of(trainer)
         self._run = run
@@ -332,12 +335,12 @@ class FlopsMonitor(Base, PhaseListener):
     def _leave(self, error: BaseException | None = None) -> None:
         """End the run.
 
-        If this run was begun inside another run, for example by `trainer.test` in a callback of
+        If this run was begun inside another run, for example by another Trainer in a callback of
         `fit`, the other run continues.
         """
         self._run.close(error)
         if self._outer:
-            self._run, self._phases = self._outer[-1]
+            self._run, self._phases, self._number = self._outer[-1]
             self._outer = self._outer[:-1]
             self.profiles = self._run.profiles
 

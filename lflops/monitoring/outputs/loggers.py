@@ -149,11 +149,11 @@ class TensorBoardOutput(Output):
 
         writer = self._logger.experiment
         root = f"{self._root}/{analysis.profile.run.stage}"
-        shown = summary_of(writer, analysis, tag=f"{root}/profile")
+        shown = summary_of(analysis, Path(writer.log_dir), tag=f"{root}/profile")
 
         def log() -> None:
             writer.add_text(f"{root}/summary", text, global_step=step)
-            writer.file_writer.add_summary(shown, step)
+            _file_writer(writer).add_summary(shown, step)
             if not self._laid_out:
                 writer.add_custom_scalars(LAYOUT)
                 self._laid_out = True
@@ -181,11 +181,17 @@ class TensorBoardOutput(Output):
             is_plain = isinstance(value, int | float | str)
             parameters[str(name)] = value if is_plain else str(value)
         _, begun, ended = hparams(parameters, {})
-        # The Trainer of transformers closes its writer before the run ends. `_get_file_writer`
-        # opens it again.
-        file_writer = writer.file_writer or writer._get_file_writer()  # noqa: SLF001
         for summary in (begun, ended):
-            file_writer.add_summary(summary, step)
+            _file_writer(writer).add_summary(summary, step)
+
+
+def _file_writer(writer: Any) -> Any:
+    """Return the file writer of a `SummaryWriter`, and open it again if it was closed.
+
+    Lightning closes the writer at the end of each run of a Trainer, and the Trainer of transformers
+    closes it before the run ends.
+    """
+    return writer.file_writer or writer._get_file_writer()  # noqa: SLF001
 
 
 class WandbOutput(Output):

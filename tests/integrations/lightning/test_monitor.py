@@ -24,6 +24,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import lflops
 from lflops.errors import CountError, ScheduleError
@@ -606,6 +607,32 @@ def test_one_monitor_watches_a_training_and_a_validation_within_it(tmp_path: Pat
     files = {path.partition("-0-")[0] for path in paths}
     assert {"run-2/validate", "train"} == files
     assert not OPEN
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_run_within_a_run_leaves_a_monitor_its_files(tmp_path: Path, *, is_nested: bool) -> None:
+    """The second of two monitors writes files of its own, also if it watches a run within the run.
+
+    The Trainer's validations come after the run of the other Trainer.
+    """
+    first, second = (watching(stages=("validate",), dirpath=tmp_path) for _ in range(2))
+
+    class Validates(Callback):
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if is_nested and batch_idx == 2:
+                other = lightning.pytorch.Trainer(callbacks=[second], logger=False, **QUIET)
+                other.validate(Validated(), loader(3), verbose=False)
+
+    class LongValidation(Validated):
+        def val_dataloader(self) -> DataLoader[Any]:
+            return loader(30)
+
+    fit(LongValidation(), Validates(), first, second, batches=10)
+    assert [ONE_WINDOW] == kinds(first) == kinds(second)
+    names = [each.name for each in tmp_path.rglob("*validate-0-9.profile.json")]
+    assert {"validate-0-9.profile.json", "2-validate-0-9.profile.json"} == set(names)
 
 
 def test_the_tuner_is_not_watched(tmp_path: Path) -> None:

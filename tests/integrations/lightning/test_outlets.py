@@ -18,6 +18,7 @@ import matplotlib as mpl
 import msgspec
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -43,6 +44,7 @@ from tests.support.fake_clock import StillClock, TickingClock, use_clock
 from tests.support.lightning_runs import (
     CLASSES,
     LIGHTNINGS_WARNINGS,
+    QUIET,
     ROWS,
     WIDTH,
     Classifier,
@@ -358,6 +360,22 @@ def test_tensorboard_gets_curves_the_summary_and_a_layout(tmp_path: Path) -> Non
     assert 12 >= sum(tag.startswith("lflops") for tag in drawn)
     for tag in drawn:
         assert any(point.value for point in events.Scalars(tag))
+
+
+def test_tensorboard_gets_the_window_of_a_trainers_second_run(tmp_path: Path) -> None:
+    """A validation comes first. At its end, Lightning closes the writer of its logger.
+
+    Nothing else is logged before the window of the training, which opens the writer again.
+    """
+    logger = TensorBoardLogger(tmp_path)
+    trainer = Trainer(
+        callbacks=[watching()], max_epochs=1, logger=logger, log_every_n_steps=50, **QUIET
+    )
+    model = Validated()
+    trainer.validate(model, loader(2), verbose=False)
+    trainer.fit(model, loader(30))
+    events = EventAccumulator(str(logger.log_dir)).Reload()
+    assert "lflops/train/profile" in events.Tags()["tensors"]
 
 
 def test_curves_of_modules_are_on_charts_of_their_own(
