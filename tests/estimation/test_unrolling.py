@@ -180,9 +180,9 @@ def never_whole(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 def test_the_estimate_from_few_blocks_is_that_of_all(
     options: dict[str, Any], never_whole: Callable[[], None]
 ) -> None:
-    """Work, memory, timeline and allocator are equal to those of the whole model.
+    """The estimate has the work, memory, timeline and allocator figures of the whole model.
 
-    The estimate never runs the whole model.
+    It never runs the whole model.
     """
     whole = run(Net, unrolls=False, **options)
     never_whole()

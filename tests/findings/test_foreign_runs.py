@@ -1119,7 +1119,7 @@ def test_advice_on_a_slow_optimizer_is_possible(
 def test_an_own_optimizer_with_many_calls_could_use_foreach(
     name: str, calls: int, *, is_advised: bool
 ) -> None:
-    """An optimizer of the user that makes 380 operator calls is told of torch._foreach."""
+    """If a user's own optimizer makes 380 operator calls, the advice is torch._foreach."""
     cells = [cell(each, "mul", "optimizer", calls=calls) for each in ("a", "b")]
     given = trained(optimizer=60e-3, cells=cells)
     own = (OptimizerSettings(class_name=name),)

@@ -70,14 +70,12 @@ class WideDtype(ModuleRule):
         if usual_dtype is None or usual_dtype == "float64":
             return
         repeats = {repeat.module for repeat in step.unlike_repeats}
-        seconds_of: dict[str, float] = {}
+        names = []
         for name in modules_multiplying_in(step.profile, "float64"):
-            seconds = total_seconds(step.profile.modules[name], own=True)
-            if seconds is not None and repeats.isdisjoint(ancestry(name)):
-                seconds_of[name] = seconds
-        for module, names in _by_pattern(seconds_of, step).items():
-            facts: Facts = {"dtype": "float64", "usual_dtype": _public_name(usual_dtype)}
-            saved = sum(seconds_of[name] for name in names) * FLOAT32_HALVES_FLOAT64
+            if repeats.isdisjoint(ancestry(name)):
+                names.append(name)
+        facts: Facts = {"dtype": "float64", "usual_dtype": _public_name(usual_dtype)}
+        for module, saved in _saved_in_float32(names, step):
             yield Candidate(rule=self, seconds=saved, module=module, facts=facts)
 
     def _model(self, step: StepEvidence) -> Iterator[Candidate]:
@@ -124,15 +122,24 @@ class DoublePrecision(ModuleRule):
         if usual_dtype is None or usual_dtype == "float64":
             return
         multiplying = modules_multiplying_in(step.profile, "float64")
-        seconds_of: dict[str, float] = {}
-        for name in modules_in_double_precision(step.profile):
-            seconds = total_seconds(step.profile.modules[name], own=True)
-            if seconds is not None and name not in multiplying:
-                seconds_of[name] = seconds
-        for module, names in _by_pattern(seconds_of, step).items():
-            facts: Facts = {"usual_dtype": _public_name(usual_dtype)}
-            saved = sum(seconds_of[name] for name in names) * FLOAT32_HALVES_FLOAT64
+        names = set(modules_in_double_precision(step.profile)).difference(multiplying)
+        facts: Facts = {"usual_dtype": _public_name(usual_dtype)}
+        for module, saved in _saved_in_float32(sorted(names), step):
             yield Candidate(rule=self, seconds=saved, module=module, facts=facts)
+
+
+def _saved_in_float32(names: Iterable[str], step: StepEvidence) -> Iterator[tuple[str, float]]:
+    """Yield modules that compute in float64, and the seconds that they would save in float32.
+
+    Modules with the same pattern are one item. Modules without a known time are left out.
+    """
+    seconds_of: dict[str, float] = {}
+    for name in names:
+        seconds = total_seconds(step.profile.modules[name], own=True)
+        if seconds is not None:
+            seconds_of[name] = seconds
+    for module, members in _by_pattern(seconds_of, step).items():
+        yield module, sum(seconds_of[name] for name in members) * FLOAT32_HALVES_FLOAT64
 
 
 def _by_pattern(names: Iterable[str], step: StepEvidence) -> dict[str, list[str]]:

@@ -611,7 +611,7 @@ def test_one_monitor_watches_a_training_and_a_validation_within_it(tmp_path: Pat
 
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_run_within_a_run_leaves_a_monitor_its_files(tmp_path: Path, *, is_nested: bool) -> None:
-    """The second of two monitors writes files of its own, also if it watches a run within the run.
+    """Two monitors write different files, even if the second one also watches an inner run.
 
     The Trainer's validations come after the run of the other Trainer.
     """
