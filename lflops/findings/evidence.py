@@ -287,6 +287,24 @@ class StepEvidence:
             return 0.0
         return self.sleep.seconds
 
+    def main_function(self, phase: str, module: str = "") -> str:
+        """Return the function of the user that takes most of a phase, such as `collate (train.py:8)`.
+
+        Returns the empty string if there is no such function, or if no stacks were sampled.
+
+        Args:
+            phase: The name of the phase.
+            module: Name of the module in which the function is called, or a pattern of modules.
+                Empty for code outside all layers.
+        """
+        places = []
+        for function in self.profile.main_functions:
+            pattern = self.patterns.get(function.module, function.module)
+            if function.phase == phase and module in {function.module, pattern}:
+                places.append((function.samples, function.place))
+        _, place = max(places, default=(0, ""))
+        return place
+
     @property
     def seconds_around_model(self) -> float:
         """Seconds of the forward phase in which no module runs, neither forward nor backward.

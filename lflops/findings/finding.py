@@ -17,8 +17,8 @@ class Finding(Struct, frozen=True, kw_only=True):
             cause, followed by the module or the place.
         module: Name of the module in which the time is spent, or the pattern of several modules,
             such as `layers.*.mlp`. Empty for the root, or if the time is in no particular module.
-        place: Other code in which most of the time is spent, such as the hook of a callback. Empty
-            if it is unknown.
+        place: The code in which most of the time is spent: the hook of a callback, or a function of
+            the user with its line, such as `collate (train.py:28)`. Empty if it is unknown.
         rank: The slow rank, or `None` if the finding is not about one rank.
         phase: The phase in which this rank is slow. Empty without a slow rank.
         seconds: The cost in seconds per step, or `None` if unknown.

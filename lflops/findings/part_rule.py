@@ -58,6 +58,9 @@ class PartRule(StepRule):
         """
         return self.phrase
 
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        return step.main_function(self.name)
+
     def describe(self, candidate: Candidate, step: StepEvidence) -> str:
         cost = cost_of(candidate.seconds, step)
         another = "Another " if candidate.is_rest else ""
@@ -65,7 +68,7 @@ class PartRule(StepRule):
         where = in_bursts(step.profile, self.name)
         most = candidate.module or self.place_of(candidate, step)
         if most:
-            where = f", mostly in {plain(most)}"
+            where = f", mostly in {plain(most)}{where}"
             if phrase == self.phrase:
                 phrase = self.phrase_with_place or phrase
         return f"{another}{cost} {self.verb} {phrase}{where}."

@@ -78,8 +78,9 @@ class Rule(ABC):
 
     The docstring of a subclass is part of the documentation. It describes the meaning of the
     finding, and when the finding is an issue (something that users should fix). `sentence` and
-    `fix` are templates. Both can contain `{where}` for the module, `{cost}` for the cost, `{Cost}`
-    for the cost at the start of a sentence, and the keys of the candidate's `facts`.
+    `fix` are templates. Both can contain `{where}` for the module, `{place}` for the result
+    of `place_of`, `{in_function}` for ", mostly in" this place if there is one, `{cost}` for the cost, `{Cost}` for the cost at the
+    start of a sentence, and the keys of the candidate's `facts`.
 
     Attributes:
         name: The name of the rule, and the `cause` of its findings.
@@ -205,7 +206,7 @@ class StepRule(Rule):
         return self.title
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
-        """Return the code outside of modules, such as a hook, that takes most of the cost.
+        """Return the code, such as a hook or a function of the user, that takes most of the cost.
 
         Returns the empty string if this code is unknown.
         """
@@ -242,6 +243,9 @@ class StepRule(Rule):
         words["cost"] = cost
         words["Cost"] = cost[0].upper() + cost[1:]
         words["where"] = plain(candidate.module) or root_itself(step.profile)
+        place = self.place_of(candidate, step)
+        words["place"] = plain(place)
+        words["in_function"] = f", mostly in {plain(place)}" if place else ""
         return words
 
 

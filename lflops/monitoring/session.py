@@ -23,7 +23,7 @@ from lflops.monitoring.inputs.training import Stage, Training
 from lflops.monitoring.schedule import Plan, Schedule, ScheduleCursor
 from lflops.monitoring.window.counting_step import CountingStepMode, StepCounter, has_backward
 from lflops.monitoring.window.live_metrics import LiveMetrics, PointPause
-from lflops.monitoring.window.step_modes import ModuleTimingMode, StepMode
+from lflops.monitoring.window.step_modes import ModuleTimingMode, StackSamplingMode, StepMode
 from lflops.monitoring.window.step_timer import MAX_PENDING_STEPS, StepTimer, TimedStep
 from lflops.monitoring.window.traced_steps import TraceAnnotations, TracedMode
 from lflops.monitoring.window.window import WANTED, Window
@@ -259,7 +259,9 @@ class Session:
         if self._is_annotating or self._results.pending:
             has_reported = self._check_background_work()
         took_fast_path = bool(self.fast_path.steps)
-        self._step_timer.end(self._training.logged_step(), ended.kind, ended.module_timing)
+        self._step_timer.end(
+            self._training.logged_step(), ended.kind, ended.module_timing, ended.stacks
+        )
         self._advance()
         if has_reported:
             self._mark_wait_of_ranks()
@@ -467,7 +469,8 @@ class Session:
                 self._clock,
                 self._guard,
                 is_alone=training.world_size == 1,
-            )
+            ),
+            "stack_sampling": StackSamplingMode(self._stage, self._tree, self._clock, self._guard),
         }
         if settings.count is True:
             modes["count"] = CountingStepMode(self._counter, self._stage, window)
@@ -626,8 +629,9 @@ class Session:
         """Request more steps for a window, if its results would otherwise be incomplete.
 
         Another step is counted if the counted step ran no backward. Modules are timed in more steps
-        if a module seems slow but this is not certain. With several ranks, no steps are requested,
-        because each rank might request a different number. Returns whether steps were requested.
+        if a module seems slow but this is not certain. Stacks are sampled if much time is spent
+        outside the layers. With several ranks, no steps are requested, because each rank might
+        request a different number. Returns whether steps were requested.
         """
         if self._training.world_size > 1:
             return False
@@ -636,14 +640,23 @@ class Session:
         if room > WANTED and window.has_counts_left and self._lacks_backward(window):
             window.request(range(ordinal, ordinal + 1), "count")
             return True
-        missing = window.missing_timing_steps
-        if not missing or missing + WANTED > room:
+        room -= WANTED
+        if not window.may_extend or room <= 0:
             return False
         profile, _ = self._profile(window, failed=False)
-        if analyze(profile).outliers.caveat in {None, "scaled"}:
-            return False
-        window.request(range(ordinal, ordinal + missing), "module_timing")
-        return True
+        missing = window.missing_timing_steps
+        are_uncertain = analyze(profile).outliers.caveat not in {None, "scaled"}
+        if are_uncertain and 0 < missing <= room:
+            window.request(range(ordinal, ordinal + missing), "module_timing")
+            return True
+        missing = window.missing_stack_steps(profile)
+        if 0 < missing <= room and self._ended_last(window):
+            window.request(range(ordinal, ordinal + missing), "stack_sampling")
+            return True
+        return False
+
+    def _ended_last(self, window: Window) -> bool:
+        return window is [each for each in self._windows if each.has_ended][-1]
 
     def _profile(
         self, window: Window, *, failed: bool

@@ -34,6 +34,7 @@ from lflops.profile.records import (
     PHASES,
     ByCategory,
     Count,
+    MainFunction,
     ModulePhase,
     Phase,
     Rank,
@@ -624,6 +625,8 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
             phases: mean seconds per module-timing step, by class and method, such as
             `ModelCheckpoint.on_train_batch_end`. Empty in loops without such hooks. In a merged
             profile, they are from one rank.
+        main_functions: The user's functions that take most of a phase. In a merged profile, they
+            are from one rank. Empty if no Python stacks were sampled.
     """
 
     schema_version: str
@@ -643,6 +646,7 @@ class Profile(Struct, Displayed, frozen=True, kw_only=True):
     notes: tuple[Note, ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
     hooks: Mapping[str, float] = {}
+    main_functions: tuple[MainFunction, ...] = ()
 
     def __repr__(self) -> str:
         parts = []

@@ -606,6 +606,44 @@ class RankComparison(Struct, frozen=True, kw_only=True):
         return bool(self.at)
 
 
+class MainFunction(Struct, frozen=True, kw_only=True, gc=False):
+    """The function of the user in which the training thread spends most of a phase.
+
+    In stack-sampling steps, lflops samples the Python stack of the training thread. Functions of
+    installed packages are left out. If the function spends most of its time in another function of
+    the user, the other function is the main function.
+
+    Attributes:
+        phase: A phase of the step, such as `data`.
+        module: Name of the module that calls the function. `""` means the root and everything
+            outside modules.
+        name: Name of the function, with its class: `Net.training_step`. `<module>` is the code of a
+            script outside functions.
+        file: The source file, relative to the working directory if possible.
+        line: The line of the function in which most of the samples are.
+        samples: Number of samples of the phase and the module.
+        share: Share of the phase's time in the module that the function takes. This includes the
+            functions that it calls.
+    """
+
+    phase: str
+    module: str
+    name: str
+    file: str
+    line: Count
+    samples: Count
+    share: float
+
+    @property
+    def place(self) -> str:
+        """The function and its line, such as `collate (train.py:28)`."""
+        line = f"{self.file}:{self.line}"
+        if self.name == "<module>":
+            return line
+        name = "a lambda" if self.name.endswith("<lambda>") else self.name
+        return f"{name} ({line})"
+
+
 class RankStat(Struct, frozen=True, kw_only=True, gc=False):
     """The fastest, median and slowest rank in one module and phase, or in a phase outside modules.
 

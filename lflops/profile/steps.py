@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from lflops.profile.records import Count, Seconds
 
-StepKind = Literal["unprofiled", "counting", "module_timing", "traced"]
+StepKind = Literal["unprofiled", "counting", "module_timing", "stack_sampling", "traced"]
 """The way in which lflops observed a step. In an unprofiled step, lflops only read the clock."""
 
 DISTURBANCES = frozenset(
@@ -60,7 +60,8 @@ class Step(Struct, frozen=True, kw_only=True, gc=False):
         index: Number of the step.
         kind: How lflops observed the step. `unprofiled`: without hooks or traces. `counting`: with
             a dispatch mode that counts operators. `module_timing`: with hooks that time modules.
-            `traced`: with torch.profiler.
+            `stack_sampling`: with hooks that time modules, and a thread that samples the Python
+            stack. `traced`: with torch.profiler.
         seconds: Duration of the step.
         phases: Seconds of each phase, which add up to the duration of the step. They are measured
             on the CUDA stream, or on the host for a CPU.

@@ -217,6 +217,16 @@ class ModuleTimer:
         """Compute the times of each part from its stamps. Call `settle` of the clock first."""
         return {part: pass_times(stamps, self._clock) for part, stamps in parts.items()}
 
+    @property
+    def running_module(self) -> str:
+        """The name of the module that is running now, or "" outside modules.
+
+        Any thread can read this property.
+        """
+        stamps = self._stamps
+        module_phase = stamps[-1][1] if stamps else None
+        return "" if module_phase is None else module_phase.fqn
+
     def follows_this_thread(self) -> bool:
         """Return whether this thread is timed now: it is the home thread, or it runs backward.
 

@@ -113,7 +113,7 @@ class StepPhases:
     def seconds(self, step: PhaseMarks) -> dict[str, float]:
         """Return the seconds of each phase, which add up to the duration of the step."""
         marks, innermost, end = step
-        names = _named(innermost)
+        names = named_phases(innermost)
         ran = set(names)
         phases = {phase: 0.0 for phase in ORDER if phase in ran}
         for phase in sorted(ran.difference(ORDER)):
@@ -287,7 +287,7 @@ def _without_unmarked(marks: list[Any], phases: list[str]) -> tuple[list[Any], l
     return known_marks, known_phases
 
 
-def _named(innermost: Sequence[str]) -> list[str]:
+def named_phases(innermost: Sequence[str]) -> list[str]:
     """Return the names under which the times of the given innermost phases are reported.
 
     `WAIT` is reported as `backward`, and `OTHER` between backward and the optimizer as `BETWEEN`.

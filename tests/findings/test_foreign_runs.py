@@ -421,7 +421,7 @@ def test_a_sleep_is_no_operator() -> None:
     found = findings(given)
     assert ("b", pytest.approx(65e-3)) == (found["sleep"].module, found["sleep"].seconds)
     assert found["sleep"].is_issue
-    expected = "65.0 ms) is spent in b while the training thread uses no CPU"
+    expected = "65.0 ms) is spent in b, while the training thread uses no CPU"
     assert expected in found["sleep"].sentence
     assert "no_products" not in found
     assert "sleep" == explain(given).cause

@@ -6,12 +6,15 @@ slow.
 
 from typing import Any
 
+import pytest
+
 from lflops.monitoring.window.step_timer import TimedStep
 from lflops.monitoring.window.window import Window
+from lflops.profile.profile import Profile
 from lflops.profile.steps import Step
 from lflops.timing.step_phases import BETWEEN
 from tests.support.fake_clock import StillClock
-from tests.support.profile_builders import profile
+from tests.support.profile_builders import profile, spread, work
 
 END = 10
 
@@ -63,7 +66,64 @@ def test_a_window_without_hooked_steps_wants_none() -> None:
     """A window requests no module-timing steps if it has none, because it times no modules."""
     window = Window(0, 0)
     window.add(step(0, hooked=False))
-    assert 0 == window.missing_timing_steps
+    assert not window.may_extend
+    window.add(step(1, hooked=True))
+    assert not window.may_extend
+    window.opened = True
+    window.add(step(2, hooked=True))
+    assert window.may_extend
+
+
+def costs(**phases: float) -> Profile:
+    """Return the profile of a window whose unprofiled step has phases of the given milliseconds."""
+    seconds = {name: took * 1e-3 for name, took in phases.items()}
+    total = sum(seconds.values())
+    unprofiled = Step(index=0, kind="unprofiled", seconds=total, phases=seconds)
+    return profile({"": {}}, [], steps=(unprofiled,))
+
+
+@pytest.mark.parametrize(
+    ("phases", "steps"),
+    [
+        # 60 ms of the phase are wanted.
+        ({"data": 10.0, "forward": 20.0}, 6),
+        ({"data": 11.0, "forward": 20.0}, 6),
+        ({"optimizer": 5.0, "data": 1.0, "forward": 20.0}, 12),
+        # at least three steps, at most sixteen
+        ({"other": 500.0, "forward": 20.0}, 3),
+        ({"data": 1.0, "forward": 2.0}, 16),
+        # 16 x 0.6 ms are too little for samples
+        ({"data": 0.6, "forward": 2.0}, 0),
+        # less than 9 % of the step
+        ({"data": 8.9, "forward": 91.1}, 0),
+        ({"data": 9.1, "forward": 90.9}, 7),
+        # The time of layers has names.
+        ({"forward": 50.0, "backward": 50.0}, 0),
+    ],
+)
+def test_stacks_are_sampled_where_a_function_should_be_named(
+    phases: dict[str, float], steps: int
+) -> None:
+    """The more time a phase outside the layers takes, the fewer steps are enough."""
+    window = Window(0, 0)
+    assert steps == window.missing_stack_steps(costs(**phases))
+    window.request(range(1), "module_timing")
+    assert steps == window.missing_stack_steps(costs(**phases))
+    window.request(range(1, 2), "stack_sampling")
+    assert 0 == window.missing_stack_steps(costs(**phases))
+
+
+def test_stacks_are_sampled_for_time_in_forward_outside_the_layers() -> None:
+    """The root's own forward takes 12 of 100 ms, so that five steps are wanted."""
+    forward = Step(index=0, kind="unprofiled", seconds=0.1, phases={"forward": 0.1})
+    rows = {"": {"forward": work(seconds=spread(0.1), self_seconds=spread(0.012))}}
+    given = profile(rows, [], steps=(forward,))
+    assert 5 == Window(0, 0).missing_stack_steps(given)
+
+
+def test_a_window_without_typical_steps_samples_no_stacks() -> None:
+    """If no step was unprofiled, the shares of the phases are unknown."""
+    assert 0 == Window(0, 0).missing_stack_steps(profile({"": {}}, []))
 
 
 def test_the_next_window_takes_no_step_that_is_hooked_for_the_last_one() -> None:

@@ -7,12 +7,15 @@ import pytest
 from lflops.profile.steps import Step, StepKind, is_unprofiled
 
 
+PROFILED = ("counting", "module_timing", "stack_sampling", "traced")
+
+
 @pytest.mark.parametrize(
     ("kind", "marks", "expected"),
     [
         ("unprofiled", (), True),
         ("unprofiled", ("no_update",), True),
-        *[(kind, (), False) for kind in ("counting", "module_timing", "traced")],
+        *[(kind, (), False) for kind in PROFILED],
         *[
             ("unprofiled", ("no_update", mark), False)
             for mark in (
@@ -40,4 +43,4 @@ def test_a_step_is_clean_where_only_the_clock_was_read_and_nothing_disturbed_it(
 
 def test_every_kind_is_tested() -> None:
     """The parametrized list above contains every kind of step."""
-    assert {"unprofiled", "counting", "module_timing", "traced"} == set(get_args(StepKind))
+    assert {"unprofiled", *PROFILED} == set(get_args(StepKind))

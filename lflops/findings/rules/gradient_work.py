@@ -48,7 +48,7 @@ class GradientWork(PartRule):
         return self.judged_seconds(candidate, step) > needed
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
-        return main_hook(candidate, step)
+        return main_hook(candidate, step) or super().place_of(candidate, step)
 
     def part_fix(self, step: StepEvidence) -> str:
         if step.profile.run.monitor == "FlopsCallback":

@@ -60,7 +60,7 @@ class OtherWork(PartRule):
         'Trainer(profiler="simple") shows the time of each callback and hook. Do the slowest work '
         "less often"
     )
-    fix_in_hook = "Do the work of {hook} less often, or in another process"
+    fix_in_place = "Do the work of {place} less often, or in another process"
     fix_with_host_syncs = (
         "Keep .item() and .cpu() out of the step: both make the host wait for the device"
     )
@@ -91,11 +91,12 @@ class OtherWork(PartRule):
         return self.phrase_with_matmuls.format(macs=units.count(macs)) if macs else self.phrase
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
-        return main_hook(candidate, step)
+        return main_hook(candidate, step) or super().place_of(candidate, step)
 
     def advise(self, candidate: Candidate, step: StepEvidence) -> str:
-        if self.place_of(candidate, step):
-            return filled(self.fix_in_hook, {"hook": plain(self.place_of(candidate, step))})
+        place = self.place_of(candidate, step)
+        if place:
+            return filled(self.fix_in_place, {"place": plain(place)})
         return super().advise(candidate, step)
 
     def part_fix(self, step: StepEvidence) -> str:

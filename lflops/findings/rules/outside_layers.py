@@ -28,7 +28,7 @@ class OutsideLayers(ModuleRule):
 
     name = "outside"
     threshold = Threshold(share=0.12, reported=0.05)
-    sentence = "{Cost} is spent in {itself}{hooks}{operators}."
+    sentence = "{Cost} is spent in {itself}{in_function}{hooks}{operators}."
     fix = (
         "Keep .item(), image logging, prints, Python loops and frequent calls of self.log out of "
         "training_step and forward. To see which part takes the time, name the parts of these "
@@ -36,7 +36,8 @@ class OutsideLayers(ModuleRule):
     )
 
     sentence_of_custom_loop = (
-        "{Cost} is spent in {itself}, or between the model and backward{hooks}{operators}."
+        "{Cost} is spent in {itself}, or between the model and backward{in_function}{hooks}"
+        "{operators}."
     )
     fix_of_custom_loop = (
         "Keep .item(), image logging, prints and Python loops out of the model's forward and out "
@@ -56,6 +57,10 @@ class OutsideLayers(ModuleRule):
     fix_of_loop = (
         "The code outside the layers makes {calls} operator calls in a step. Replace Python loops "
         "by operators on whole tensors, or compile this code with torch.compile"
+    )
+    fix_in_place = (
+        "Keep .item(), image logging, prints, Python loops and frequent calls of self.log out of "
+        "{place}"
     )
     fix_of_hooks = "Let the forward hooks on the layers work only every N steps"
 
@@ -99,6 +104,10 @@ class OutsideLayers(ModuleRule):
             return False
         return _is_python(candidate.seconds or 0.0, step)
 
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        # A function that sleeps is named by another finding.
+        return "" if step.sleeping_in("") else step.main_function("forward")
+
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence if step.is_lightning else self.sentence_of_custom_loop
 
@@ -112,6 +121,8 @@ class OutsideLayers(ModuleRule):
             if is_explained and candidate.facts["has_loop"]:
                 return self.fix_of_loop
             return self.fix_of_operators if is_explained and step.can_fuse else self.fix_if_unknown
+        if self.place_of(candidate, step):
+            return self.fix_in_place
         return self.fix if step.is_lightning else self.fix_of_custom_loop
 
 

@@ -26,13 +26,21 @@ class PythonCode(StepRule):
     name = "python"
     threshold = Threshold(share=0.05)
     sentence = (
-        "{Cost} is spent in {where}{class} itself{others}, {beyond}: in hooks, prints or other "
-        "Python code."
+        "{Cost} is spent in {where}{class} itself{others}{in_function}, {beyond}: in hooks, prints "
+        "or other Python code."
     )
     fix = (
         "Look for Python loops and calls of print in the forward of {where}, and for forward hooks "
         "on its layers"
     )
+
+    fix_in_place = "Look for Python loops and calls of print in {place}"
+
+    def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        return self.fix_in_place if self.place_of(candidate, step) else self.fix
+
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        return step.main_function("forward", candidate.module)
 
     def detect(self, step: StepEvidence, earlier: Sequence[Candidate]) -> Iterable[Candidate]:
         if not step.profile.is_counted or step.are_module_times_unreliable:

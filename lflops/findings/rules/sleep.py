@@ -6,6 +6,9 @@ from lflops.findings.evidence import StepEvidence
 from lflops.findings.rule import Candidate, ModuleRule, Threshold
 from lflops.findings.rules.python_code import modules_of
 
+MOST_OF_MODULE = 0.5
+"""The function that sleeps is named if the sleep takes more than this share of the module's time."""
+
 
 class SleepingThread(ModuleRule):
     """The training thread uses no CPU in the forward of a module: it sleeps or waits.
@@ -21,26 +24,42 @@ class SleepingThread(ModuleRule):
     is_overhead = True
     threshold = Threshold(share=0.05)
     sentence = (
-        "{Cost} is spent in {where} while the training thread uses no CPU: it sleeps or waits."
+        "{Cost} is spent in {where}{in_function}, while the training thread uses no CPU: it sleeps "
+        "or waits."
     )
     fix = (
         "Look for time.sleep, locks, and access to files or the network in the forward of {where}, "
         "in its hooks, and in forward hooks of its direct submodules"
     )
 
+    fix_in_place = "Look for time.sleep, locks, and access to files or the network in {place}"
+
     sentence_of_custom_loop = (
-        "{Cost} is spent in {where}, or between the model and backward, while the training thread "
-        "uses no CPU: it sleeps or waits."
+        "{Cost} is spent in {where}, or between the model and backward{in_function}, while the "
+        "training thread uses no CPU: it sleeps or waits."
     )
     fix_of_custom_loop = (
         "Look for time.sleep, locks, and access to files or the network in the model's forward, in "
         "hooks, and between forward and backward"
     )
 
+    def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
+        module = step.profile.modules.get(candidate.module)
+        if module is None or module.forward.self_seconds is None:
+            return ""
+        seconds = module.forward.self_seconds.median
+        if not candidate.module:
+            seconds += step.seconds_around_model
+        # If the thread sleeps in most of this time, the main function is the one that sleeps.
+        is_most = (candidate.seconds or 0.0) > MOST_OF_MODULE * seconds
+        return step.main_function("forward", candidate.module) if is_most else ""
+
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence_of_custom_loop if _is_around_model(candidate, step) else self.sentence
 
     def fix_for(self, candidate: Candidate, step: StepEvidence) -> str:
+        if self.place_of(candidate, step):
+            return self.fix_in_place
         return self.fix_of_custom_loop if _is_around_model(candidate, step) else self.fix
 
     def detect_modules(

@@ -81,6 +81,11 @@ class ModuleTimingStep:
             self.cpu_lost = self._cpu.lost()
             self._cpu = None
 
+    @property
+    def running_module(self) -> str:
+        """The name of the module that is running now, or "" outside modules."""
+        return self._timer.running_module
+
     def fetching(self, begin: bytes | None) -> tuple[float | None, float | None]:
         """Return how long the training thread ran and waited for a core to fetch the step's batch.
 

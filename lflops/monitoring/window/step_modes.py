@@ -4,12 +4,13 @@
     counting         every operator is counted                `CountingStepMode` in counting_step.py
     traced           torch.profiler records the step          `TracedMode` in traced_steps.py
     module-timing    hooks take timestamps on every module    `ModuleTimingMode`
+    stack-sampling   a thread also samples the Python stack   `StackSamplingMode`
 
 A session, which monitors one stage, has one current mode. The mode changes only between two steps.
 All modes of a window (a few consecutive steps that lflops profiles) are created when it opens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lflops.error_guard import Guard
@@ -19,6 +20,7 @@ from lflops.monitoring.window.module_timing_step import ModuleTimingStep
 from lflops.profile.profile import Profile
 from lflops.profile.steps import StepKind
 from lflops.timing.clock import Clock
+from lflops.timing.stack_samples import StackSample, StackSampler
 
 
 class EndedStep(NamedTuple):
@@ -27,11 +29,14 @@ class EndedStep(NamedTuple):
     Attributes:
         kind: The way in which the step was profiled, such as `counting`. It can be `unprofiled` in
             any mode, for example if a step in the counting mode did not have to be counted.
-        module_timing: The timestamps of the module hooks, or `None` if there were no hooks.
+        module_timing: The timestamps of the module hooks, or `None` if the step was not in the
+            module-timing mode.
+        stacks: Samples of the Python stack of the training thread.
     """
 
     kind: StepKind
     module_timing: ModuleTimingStep | None = None
+    stacks: Sequence[StackSample] = ()
 
 
 class StepMode:
@@ -139,7 +144,7 @@ class ModuleTimingMode(StepMode):
         return EndedStep("module_timing", step)
 
     def leave(self) -> None:
-        self._stop_hook_times()
+        self._stop_watching_loop()
 
     def abandon(self) -> None:
         if self._step is not None:
@@ -147,18 +152,44 @@ class ModuleTimingMode(StepMode):
         self._step = None
 
     def pause(self) -> None:
-        self._stop_hook_times()
+        self._stop_watching_loop()
 
     def finish(self, error: BaseException | None) -> None:  # noqa: ARG002
-        self._stop_hook_times()
+        self._stop_watching_loop()
 
     def remove(self) -> None:
-        self._stop_hook_times()
+        self._stop_watching_loop()
         self.abandon()
 
-    def _stop_hook_times(self) -> None:
+    def _stop_watching_loop(self) -> None:
         if self._stage.hook_times is not None:
             self._stage.hook_times.stop()
+
+
+class StackSamplingMode(ModuleTimingMode):
+    """Samples the Python stack of the training thread, to find out in which function time is spent.
+
+    The hooks on the modules show in which module the function was called. The times of the modules
+    are not used, because taking samples makes the step longer.
+    """
+
+    def __init__(self, stage: Stage, tree: ModuleTree, clock: Clock, guard: Guard) -> None:
+        super().__init__(stage, tree, clock, guard, is_alone=False)
+        self._sampler = StackSampler(stage.log.clock, self._running_module)
+
+    def _running_module(self) -> str:
+        step = self._step
+        return "" if step is None else step.running_module
+
+    def begin_step(self) -> None:
+        self._sampler.start()
+
+    def end_step(self) -> EndedStep:
+        self.abandon()
+        return EndedStep("stack_sampling", stacks=self._sampler.take_samples())
+
+    def _stop_watching_loop(self) -> None:
+        self._sampler.stop()
 
 
 def _increase(after: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:

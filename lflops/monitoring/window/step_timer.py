@@ -22,6 +22,7 @@ from lflops.phase_log import STEP_END
 from lflops.profile.series import sum_known
 from lflops.profile.steps import EVENTS, Step, StepKind, is_unprofiled
 from lflops.timing.clock import ThreadSchedule, cpu_usage
+from lflops.timing.stack_samples import StackSample
 from lflops.timing.step_phases import LoggedPhases, MarkedPhases, PhaseMarks, StepPhases
 from lflops.torch_private.modules import Compilations, compilations, remove_hook
 
@@ -136,6 +137,7 @@ class TimedStep(NamedTuple):
         host_marks: The timestamps of the phases on the host clock, if the device has another clock.
         kind: How the step was profiled, such as `counting`.
         module_timing: The timestamps of module hooks; `None` if it is not a module-timing step.
+        stacks: Samples of the training thread's Python stack, in a stack-sampling step.
         is_complete: Whether every batch ran to its end.
         marks: The reasons why the step is not typical, such as `warmup` or `recompiled`.
     """
@@ -152,6 +154,7 @@ class TimedStep(NamedTuple):
     host_marks: PhaseMarks | None = None
     kind: StepKind = "unprofiled"
     module_timing: ModuleTimingStep | None = None
+    stacks: Sequence[StackSample] = ()
     is_complete: bool = True
     marks: tuple[str, ...] = ()
 
@@ -447,6 +450,7 @@ class StepTimer:
         logged_step: int,
         kind: StepKind = "unprofiled",
         module_timing: ModuleTimingStep | None = None,
+        stacks: Sequence[StackSample] = (),
     ) -> None:
         """End a step on the slow path, and begin the next step."""
         # Mark the end of the step first, because the rest of this method takes time. Only
@@ -472,6 +476,7 @@ class StepTimer:
                 host_marks=host_marks,
                 kind=kind,
                 module_timing=module_timing,
+                stacks=stacks,
                 is_complete=not self._is_torn,
                 marks=tuple(marks),
             )

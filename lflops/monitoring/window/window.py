@@ -3,6 +3,7 @@
 A window is a few consecutive steps that lflops profiles. The user's schedule defines when it opens.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -10,16 +11,18 @@ from typing import Literal
 
 from msgspec.structs import replace
 
+from lflops.analysis.step_times import step_times
 from lflops.monitoring.window.step_timer import TimedStep
 from lflops.profile.notes import Note
 from lflops.profile.profile import Profile
-from lflops.profile.records import ModulePhase
+from lflops.profile.records import MainFunction, ModulePhase
 from lflops.profile.series import summed
 from lflops.profile.steps import Step
 from lflops.profile.timeline import StepTimeline, median_first
 from lflops.timing.clock import Clock
 from lflops.timing.module_hooks import hook_overhead
 from lflops.timing.module_times import attach_module_times
+from lflops.timing.stack_samples import WITH_MODULES, FunctionTimes
 from lflops.timing.step_phases import BETWEEN, OTHER
 from lflops.trace.record.tracer import Recording
 
@@ -32,6 +35,15 @@ WANTED = 5
 TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
+
+# The Python stack is sampled in further steps if a phase outside the layers takes at least this share
+# of the step. The steps together should have `SAMPLED_SECONDS` of the phase. If the most steps have
+# less than `LEAST_SAMPLED_SECONDS`, there would be too few samples, and none are taken.
+SAMPLED_SHARE = 0.09
+SAMPLED_SECONDS = 0.06
+LEAST_SAMPLED_SECONDS = 0.01
+FEWEST_SAMPLED_STEPS = 3
+MOST_SAMPLED_STEPS = 16
 
 # Maximum number of further steps that are counted if the counted step ran no backward.
 MOST_EXTRA_COUNTS = 3
@@ -50,10 +62,11 @@ CLIP_SHARE = 0.05
 CLIP_SECONDS = 2e-4
 
 
-RequestedMode = Literal["count", "module_timing"]
-"""The work that a window requests for a further step: count operators or time modules.
+RequestedMode = Literal["count", "module_timing", "stack_sampling"]
+"""The work that a window requests for a further step.
 
-The schedule uses the same names.
+The work is to count operators, to time modules, or to sample Python stacks. The schedule uses the
+same names.
 """
 
 
@@ -109,18 +122,47 @@ class Window:
         return self._end is not None
 
     @property
+    def may_extend(self) -> bool:
+        """Return whether the window may request further steps.
+
+        It may not if it ended too many steps ago, or if it times no modules.
+        """
+        return self._timed_steps > 0 and self._steps_after_end < PATIENCE
+
+    @property
+    def _timed_steps(self) -> int:
+        return sum(step.module_timing is not None for step in self._steps)
+
+    @property
     def missing_timing_steps(self) -> int:
         """Number of further module-timing steps that are needed to judge whether a module is slow.
 
-        It is 0 if the window already has the maximum number of such steps, if it ended too many
-        steps ago, or if it times no modules.
+        It is 0 if the window already has the maximum number of such steps.
         """
-        timed = sum(step.module_timing is not None for step in self._steps)
-        if not timed or self._steps_after_end >= PATIENCE:
-            return 0
+        timed = self._timed_steps
         if timed < TIMING_STEPS:
             return TIMING_STEPS - timed
         return min(MORE_TIMING_STEPS, MOST_TIMING_STEPS - timed)
+
+    def missing_stack_steps(self, profile: Profile) -> int:
+        """Return in how many further steps to sample the Python stack of the training thread.
+
+        It is 0 unless so much time is spent outside the layers that a report should name the
+        function that takes it. `profile` is the window's profile so far.
+        """
+        times = step_times(profile)
+        if "stack_sampling" in self._requested.values() or times.mean is None:
+            return 0
+        of_root = profile.modules[""].forward.self_seconds
+        seconds = 0.0 if of_root is None else of_root.median
+        for phase, took in times.phases.items():
+            if phase not in WITH_MODULES:
+                seconds = max(seconds, took)
+        is_enough = MOST_SAMPLED_STEPS * seconds >= LEAST_SAMPLED_SECONDS
+        if seconds < SAMPLED_SHARE * times.mean or not is_enough:
+            return 0
+        wanted = math.ceil(SAMPLED_SECONDS / seconds)
+        return min(max(wanted, FEWEST_SAMPLED_STEPS), MOST_SAMPLED_STEPS)
 
     @property
     def has_counts_left(self) -> bool:
@@ -148,7 +190,7 @@ class Window:
         counting step.
         """
         # While this window waits for its warm-up, such steps were requested by the previous window.
-        is_requested = step.module_timing is not None or step.kind == "counting"
+        is_requested = step.kind in {"counting", "module_timing", "stack_sampling"}
         is_of_earlier_window = is_requested and not self.opened
         if step.ordinal < self.begin or is_of_earlier_window:
             return
@@ -210,7 +252,9 @@ class Window:
         Returns:
             The profile, and for each module-timing step the self seconds of each module and phase.
         """
-        steps = _with_clip([read(step) for step in (*self._wait_steps, *self._steps)])
+        known_steps = [read(step) for step in (*self._wait_steps, *self._steps)]
+        name_of_gap = _name_of_gap(known_steps)
+        steps = [_with_gap_named(step, name_of_gap) for step in known_steps]
         all_notes = [*counted.notes, *notes]
         if self._unprofiled_steps < WANTED:
             values = {"steps": self._unprofiled_steps}
@@ -231,6 +275,7 @@ class Window:
             notes=tuple(all_notes),
             timelines=self._timelines(clock),
             hooks=self._hook_seconds(),
+            main_functions=self._main_functions(name_of_gap),
         )
         pass_times = []
         for step in self._steps:
@@ -254,6 +299,16 @@ class Window:
             if totals[hook] > 0:
                 means[hook] = totals[hook] / len(timed)
         return means
+
+    def _main_functions(self, name_of_gap: str) -> tuple[MainFunction, ...]:
+        """Return the user's functions that take most of a phase.
+
+        `name_of_gap` is the name of the phase between backward and the optimizer.
+        """
+        times = FunctionTimes({BETWEEN: name_of_gap})
+        for step in self._steps:
+            times.add(step.stacks, step.host_marks or step.device_marks)
+        return times.main_functions()
 
     def _timelines(self, clock: Clock) -> tuple[StepTimeline, ...]:
         """Return the timelines of module-timing steps.
@@ -294,25 +349,25 @@ def _usual_step(steps: Sequence[Step]) -> Step | None:
     return steps[-1]
 
 
-def _with_clip(steps: list[Step]) -> list[Step]:
-    """Rename the phase between backward and the optimizer in all steps.
+def _name_of_gap(steps: Iterable[Step]) -> str:
+    """Return the name of the phase between backward and the optimizer.
 
-    The new name is `clip` (work on gradients) if the phase is long in most unprofiled steps, and
-    `other` if not.
+    It is `clip` (work on gradients) if the phase is long in most unprofiled steps, and `other` if
+    not.
     """
     timed = [step for step in steps if step.is_unprofiled and step.phases and step.seconds]
     long = sum(_has_long_clip(step) for step in timed)
-    name = "clip" if 2 * long > len(timed) else OTHER
-    renamed = []
-    for step in steps:
-        step_with_name = replace(
-            step,
-            phases=_renamed(step.phases, name),
-            host_phases=_renamed(step.host_phases, name),
-            uncontended_phases=_renamed(step.uncontended_phases, name),
-        )
-        renamed.append(step_with_name)
-    return renamed
+    return "clip" if 2 * long > len(timed) else OTHER
+
+
+def _with_gap_named(step: Step, name: str) -> Step:
+    """Rename the phase between backward and the optimizer of a step."""
+    return replace(
+        step,
+        phases=_renamed(step.phases, name),
+        host_phases=_renamed(step.host_phases, name),
+        uncontended_phases=_renamed(step.uncontended_phases, name),
+    )
 
 
 def _has_long_clip(step: Step) -> bool:

@@ -26,6 +26,7 @@ from lflops.profile.records import (
     PASSES,
     PHASES,
     Count,
+    MainFunction,
     ModulePhase,
     Rank,
     Seconds,
@@ -98,6 +99,7 @@ class RankSummary(Struct, frozen=True, kw_only=True, gc=False):
     communication_seconds: tuple[tuple[Seconds | None, Seconds | None], ...] = ()
     timelines: tuple[StepTimeline, ...] = ()
     hooks: Mapping[str, Seconds] = {}
+    main_functions: tuple[MainFunction, ...] = ()
 
 
 def merge(profiles: Iterable[Profile] | Mapping[int, Profile]) -> Profile:
@@ -237,6 +239,7 @@ def summary_of_rank(
         communication_seconds=tuple(seconds),
         timelines=tuple(timelines),
         hooks=profile.hooks,
+        main_functions=profile.main_functions,
     )
 
 
@@ -306,6 +309,7 @@ def merged(
         trace=_trace(kept, order),
         timelines=tuple(timelines),
         hooks=kept[order[0]].hooks,
+        main_functions=kept[order[0]].main_functions,
         unprofiled_comparison=comparison,
     )
     table = rank_table(whole.patterns())

@@ -172,14 +172,14 @@ def _title_of(finding: Finding, ledger: Ledger | None) -> str:
     if finding.title:
         return f"{finding.title[0].upper()}{finding.title[1:]}"
     if finding.cause == "other" and finding.place:
-        return f"Slow hook: {plain(finding.place)}"
+        return f"Work in {plain(finding.place)}"
     title = WORDS["titles"].get(finding.cause, plain(finding.cause.replace("_", " ")))
     if finding.rank is not None:
         title = f"rank {finding.rank} is slow"
     if finding.module:
         title = f"{title} in {plain(finding.module)}"
     elif finding.place:
-        title = f"{title}: {plain(finding.place)}"
+        title = f"{title} in {plain(finding.place)}"
     elif stalls is not None and stalls.is_regular and stalls.often in finding.sentence:
         title = f"{title}, mostly {stalls.often}"
     return f"{title[0].upper()}{title[1:]}"

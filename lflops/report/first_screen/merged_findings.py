@@ -23,6 +23,7 @@ from lflops.findings.rules.other_work import OtherWork
 from lflops.findings.run_rule import RunEvidence
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
+from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.series import scaled
 from lflops.report.first_screen.step_times import StepTimes, times_of, work_ratio
@@ -137,7 +138,7 @@ def _with_run_findings(
         step_issues=step_issues - confirmed,
         confirmed_by_window=confirmed,
     )
-    of_run = findings_of_run(run)
+    of_run = _with_places(findings_of_run(run), of_step)
     in_run = _SAME_TIME.intersection(
         finding.cause for finding in of_run if not _is_about_one_step(finding)
     )
@@ -149,6 +150,12 @@ def _with_run_findings(
         if (finding.is_issue or finding.cause not in issues)
         and not _is_explained(finding, findings, in_other)
     ]
+
+
+def _with_places(of_run: Sequence[Finding], of_step: Sequence[Finding]) -> list[Finding]:
+    """Add the place of an issue about a step to the finding about the run with the same cause."""
+    places = {finding.cause: finding.place for finding in of_step if finding.is_issue}
+    return [replace(finding, place=places.get(finding.cause, "")) for finding in of_run]
 
 
 def _is_about_one_step(finding: Finding) -> bool:
@@ -258,7 +265,8 @@ def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Findi
     rhythm = ""
     if ledger.is_on_cpu or finding.cause == "data":
         rhythm = _rhythm(finding.cause, ledger, seconds)
-    sentence = f"{_cost(share, seconds)} is spent {phrase}{rhythm}."
+    place = f", mostly in {plain(finding.place)}" if finding.place else ""
+    sentence = f"{_cost(share, seconds)} is spent {phrase}{place}{rhythm}."
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
 
 
