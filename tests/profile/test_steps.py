@@ -6,7 +6,6 @@ import pytest
 
 from lflops.profile.steps import Step, StepKind, is_unprofiled
 
-
 PROFILED = ("counting", "module_timing", "stack_sampling", "traced")
 
 
