@@ -1,6 +1,7 @@
 """Fixtures, the pytest options and hooks, and the process settings that all tests share."""
 
 import gc
+import math
 import os
 import random
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from xdist.scheduler.loadscope import LoadScopeScheduling
 from lflops import garbage
 from lflops.cli import progress
 from lflops.hardware import chips
-from lflops.monitoring.window import live_metrics
+from lflops.monitoring.window import live_metrics, window
 from lflops.trace import annotate_in_background
 from tests.support.browser import CHROMIUM
 from tests.support.process_state import settle
@@ -55,6 +56,11 @@ progress.FIRST_SECONDS = 600.0
 # The process that annotates a trace competes with all workers for the CPU, and tests wait for it. At
 # a niceness of 19, the tests of one file took 172 s in a run of all tests, and at 0 they took 46 s.
 annotate_in_background.NICENESS = 0
+
+# Windows of tests have exactly the steps of their schedule. How many steps sample stacks depends on
+# the time of the steps, so only tests with the fixture `samples_stacks` have such steps.
+LEAST_SAMPLED_SECONDS = window.LEAST_SAMPLED_SECONDS
+window.LEAST_SAMPLED_SECONDS = math.inf
 
 # An empty table of chips replaces the table of the developer who runs the tests.
 os.environ["LFLOPS_CHIPS"] = os.devnull
@@ -108,6 +114,12 @@ def cuda() -> torch.device:
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     return torch.device("cuda")
+
+
+@pytest.fixture
+def samples_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let windows request stack-sampling steps, as they do outside tests."""
+    monkeypatch.setattr(window, "LEAST_SAMPLED_SECONDS", LEAST_SAMPLED_SECONDS)
 
 
 @pytest.fixture(scope="session")

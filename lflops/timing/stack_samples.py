@@ -49,7 +49,7 @@ WITHOUT_LOOP = frozenset({"data", "transfer", "optimizer", "backward"})
 """Phases in which the line of the training loop is no news, such as the call of `backward`."""
 
 MOST_FUNCTIONS = 20
-"""Maximum number of main functions in a profile: those of the longest phases and modules."""
+"""Maximum number of main functions in a profile. The functions with the longest phases are kept."""
 
 
 class Call(NamedTuple):
@@ -211,7 +211,7 @@ class _Place:
         """Return the innermost function with most of the time, or `None` if there is none."""
         main: tuple[CodeType, _Function] | None = None
         for code, function in self.functions.items():
-            is_main = function.nanoseconds >= MAIN_SHARE * self.nanoseconds
+            is_main = function.nanoseconds >= MAIN_SHARE * self.nanoseconds > 0
             if not is_main or function.samples < FEWEST_SAMPLES:
                 continue
             if main is None or function.mean_depth < main[1].mean_depth:

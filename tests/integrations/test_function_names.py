@@ -14,7 +14,7 @@ from lflops import Profile
 from tests.support.lightning_runs import LIGHTNINGS_WARNINGS, QUIET, watching
 from tests.support.warm_python import WarmPython
 
-pytestmark = LIGHTNINGS_WARNINGS
+pytestmark = [*LIGHTNINGS_WARNINGS, pytest.mark.usefixtures("samples_stacks")]
 STEPS = 60
 HERE = Path(__file__).name
 
@@ -29,7 +29,7 @@ def busy(rounds: int) -> int:
 
 def collate(samples: list[Tensor]) -> Tensor:
     """Make a batch, slowly."""
-    busy(40_000)
+    busy(200_000)
     return torch.stack(samples)
 
 
@@ -42,7 +42,7 @@ class Net(LightningModule):
 
     def metric(self) -> int:
         """Compute a metric, slowly."""
-        return busy(40_000)
+        return busy(200_000)
 
     def training_step(self, batch: Tensor) -> Tensor:
         """Compute the metric and the loss."""
@@ -92,14 +92,14 @@ class SlowSGD(torch.optim.SGD):
     def work(self) -> None:
         """Work in Python, without calling other functions."""
         total = 0
-        for number in range(60_000):
+        for number in range(300_000):
             total += number
 
 
 def evaluate() -> int:
     """Work between two steps, without calling other functions."""
     total = 0
-    for number in range(60_000):
+    for number in range(300_000):
         total += number
     return total
 
@@ -133,7 +133,7 @@ from torch import nn
 
 def loss_of(y):
     total = 0
-    for number in range(60_000):
+    for number in range(300_000):
         total += number
     return y.pow(2).mean()
 

@@ -18,6 +18,8 @@ from tests.support.profile_builders import profile, spread, work
 
 END = 10
 
+pytestmark = pytest.mark.usefixtures("samples_stacks")
+
 
 def step(ordinal: int, *, hooked: bool) -> TimedStep:
     """Return a complete step, which is a module-timing step if `hooked` is set."""

@@ -154,7 +154,7 @@ def test_the_first_card_names_the_function() -> None:
 
 
 def test_a_module_is_named_by_its_pattern() -> None:
-    """Of repeated modules, the function with the most samples is named."""
+    """For repeated modules, the function with the most samples is named."""
     given = trained()
     rows = dict(given.modules)
     for name in ("layers", "layers.0", "layers.1"):

@@ -105,6 +105,11 @@ def test_time_without_a_function_of_the_user_counts() -> None:
     assert [] == named(taken, {0: "data"}, 40)
 
 
+def test_a_phase_without_time_has_no_main_function() -> None:
+    """If the clock stands still, no function takes a share of the time."""
+    assert [] == named(samples(1, 1, 1, 1, 1, calls=(call(PAD),)), {1: "data"}, 1)
+
+
 def test_a_recursion_counts_once() -> None:
     """A function that calls itself is counted once in each sample, with its innermost line."""
     taken = samples(1, 2, 3, 4, calls=(call(PAD, 5), call(PAD, 6)))
@@ -164,7 +169,7 @@ def test_modules_are_separate_only_where_modules_run() -> None:
 
 
 def test_a_profile_has_the_functions_of_the_longest_places() -> None:
-    """Of many modules, those with the most time are kept."""
+    """If many modules have a main function, the modules with the most time are kept."""
     taken = []
     moment = 0
     for number in range(MOST_FUNCTIONS + 5):
