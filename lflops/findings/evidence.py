@@ -232,16 +232,21 @@ class StepEvidence:
         For the root, the time before and after the call of the model is included. Returns 0 if the
         time of the module or of its matmuls is unknown.
         """
-        forward = self.profile.modules[module].forward
-        if forward.self_seconds is None:
-            return 0.0
+        seconds = self.self_forward(module)
         operators = self.operator_times.of({module}, {"forward"})
-        if forward.self_macs and not operators.traced:
+        if self.profile.modules[module].forward.self_macs and not operators.traced:
             return 0.0
-        seconds = forward.self_seconds.median
-        if not module:
-            seconds += self.seconds_around_model
         return max(seconds - operators.seconds, 0.0)
+
+    def self_forward(self, module: str) -> float:
+        """Return the seconds of a module's forward without its submodules; 0 if unknown.
+
+        For the root, the time before and after the call of the model is included.
+        """
+        seconds = self.profile.modules[module].forward.self_seconds
+        if seconds is None:
+            return 0.0
+        return seconds.median if module else seconds.median + self.seconds_around_model
 
     @cached_property
     def hooked_shares(self) -> dict[str, float]:
@@ -288,9 +293,10 @@ class StepEvidence:
         return self.sleep.seconds
 
     def main_function(self, phase: str, module: str = "") -> str:
-        """Return the function of the user that takes most of a phase, such as `collate (train.py:8)`.
+        """Return the function of the user that takes most of a phase.
 
-        Returns the empty string if there is no such function, or if no stacks were sampled.
+        For example, return `collate (train.py:8)`. Returns the empty string if there is no such
+        function, or if no stacks were sampled.
 
         Args:
             phase: The name of the phase.

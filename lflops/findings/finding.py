@@ -6,6 +6,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from lflops.profile.module_names import plain
+
 
 class Finding(Struct, frozen=True, kw_only=True):
     """One reason why a step or a run takes as long as it does, in words.
@@ -63,6 +65,14 @@ class Finding(Struct, frozen=True, kw_only=True):
         It is empty if this was not measured.
         """
         return "" if self.right is None else track_record(*self.right)
+
+
+def mostly_in(place: str) -> str:
+    """Return the end of a sentence that names a place, such as `, mostly in collate (train.py:8)`.
+
+    Returns the empty string if there is no place.
+    """
+    return f", mostly in {plain(place)}" if place else ""
 
 
 def track_record(right: int, total: int) -> str:

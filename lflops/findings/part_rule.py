@@ -10,6 +10,7 @@ from typing import ClassVar
 
 from lflops import units
 from lflops.findings.evidence import StepEvidence
+from lflops.findings.finding import mostly_in
 from lflops.findings.rule import Candidate, StepRule, cost_of
 from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
@@ -68,7 +69,7 @@ class PartRule(StepRule):
         where = in_bursts(step.profile, self.name)
         most = candidate.module or self.place_of(candidate, step)
         if most:
-            where = f", mostly in {plain(most)}{where}"
+            where = mostly_in(most) + where
             if phrase == self.phrase:
                 phrase = self.phrase_with_place or phrase
         return f"{another}{cost} {self.verb} {phrase}{where}."

@@ -13,7 +13,7 @@ from typing import ClassVar
 from lflops import units
 from lflops.analysis.tree import hides_submodules
 from lflops.findings.evidence import REPORTED_SHARE, StepEvidence, allowance
-from lflops.findings.finding import Finding
+from lflops.findings.finding import Finding, mostly_in
 from lflops.profile.module_names import plain
 from lflops.profile.notes import filled
 from lflops.profile.profile import Profile
@@ -78,9 +78,10 @@ class Rule(ABC):
 
     The docstring of a subclass is part of the documentation. It describes the meaning of the
     finding, and when the finding is an issue (something that users should fix). `sentence` and
-    `fix` are templates. Both can contain `{where}` for the module, `{place}` for the result
-    of `place_of`, `{in_function}` for ", mostly in" this place if there is one, `{cost}` for the cost, `{Cost}` for the cost at the
-    start of a sentence, and the keys of the candidate's `facts`.
+    `fix` are templates. Both can contain `{where}` for the module, `{cost}` for the cost, `{Cost}`
+    for the cost at the start of a sentence, and the keys of the candidate's `facts`. `{place}` is
+    the code that takes most of the cost, as `place_of` returns it. `{in_function}` is the same code
+    after the words ", mostly in", or empty if the code is unknown.
 
     Attributes:
         name: The name of the rule, and the `cause` of its findings.
@@ -245,7 +246,7 @@ class StepRule(Rule):
         words["where"] = plain(candidate.module) or root_itself(step.profile)
         place = self.place_of(candidate, step)
         words["place"] = plain(place)
-        words["in_function"] = f", mostly in {plain(place)}" if place else ""
+        words["in_function"] = mostly_in(place)
         return words
 
 

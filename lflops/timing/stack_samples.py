@@ -4,8 +4,9 @@ Module timing shows which phase and which module take the time, but not which fu
 loss, a metric or the code that makes a batch. So in a few steps, a thread reads the stack of the
 training thread about every millisecond. It can do so only when it gets Python's global lock: when
 the training thread releases the lock, or at the end of Python's switch interval. Usually, this
-interval is 5 ms, so that the samples of Python code that takes 4 ms would all be at its end. So it is
-shorter while samples are taken. Each sample is weighted by the time since the previous sample.
+interval is 5 ms, so that all samples of Python code that takes 4 ms would be at its end. So the
+interval is shorter while samples are taken. Each sample is weighted by the time since the previous
+sample.
 """
 
 import sys

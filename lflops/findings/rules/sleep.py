@@ -7,7 +7,7 @@ from lflops.findings.rule import Candidate, ModuleRule, Threshold
 from lflops.findings.rules.python_code import modules_of
 
 MOST_OF_MODULE = 0.5
-"""The function that sleeps is named if the sleep takes more than this share of the module's time."""
+"""If the sleep takes more than this share of the module's time, the function is named."""
 
 
 class SleepingThread(ModuleRule):
@@ -44,15 +44,12 @@ class SleepingThread(ModuleRule):
     )
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
-        module = step.profile.modules.get(candidate.module)
-        if module is None or module.forward.self_seconds is None:
+        module = candidate.module
+        if module not in step.profile.modules:
             return ""
-        seconds = module.forward.self_seconds.median
-        if not candidate.module:
-            seconds += step.seconds_around_model
         # If the thread sleeps in most of this time, the main function is the one that sleeps.
-        is_most = (candidate.seconds or 0.0) > MOST_OF_MODULE * seconds
-        return step.main_function("forward", candidate.module) if is_most else ""
+        is_most = (candidate.seconds or 0.0) > MOST_OF_MODULE * step.self_forward(module)
+        return step.main_function("forward", module) if is_most else ""
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence_of_custom_loop if _is_around_model(candidate, step) else self.sentence

@@ -110,8 +110,8 @@ class FlopsMonitor(Base, PhaseListener):
     _phases: TrainerPhases | None = None
     # the number of this monitor among the monitors of the Trainer, from 1
     _number = 1
-    # The runs inside which the current run was begun, each with its phases and the monitor's number.
-    # They continue after the current run.
+    # The runs inside which the current run was begun, each with its phases and the number of the
+    # monitor. They continue after the current run.
     _outer: tuple[tuple[MonitoredRun, TrainerPhases | None, int], ...] = ()
 
     @takes(Settings)

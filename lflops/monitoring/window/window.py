@@ -36,9 +36,9 @@ TIMING_STEPS = 8
 MORE_TIMING_STEPS = 4
 MOST_TIMING_STEPS = 16
 
-# The Python stack is sampled in further steps if a phase outside the layers takes at least this share
-# of the step. The steps together should have `SAMPLED_SECONDS` of the phase. If the most steps have
-# less than `LEAST_SAMPLED_SECONDS`, there would be too few samples, and none are taken.
+# The Python stack is sampled in further steps if a phase outside the layers takes at least
+# `SAMPLED_SHARE` of the step. The steps together should have `SAMPLED_SECONDS` of the phase. If the
+# largest number of steps has less than `LEAST_SAMPLED_SECONDS`, no samples are taken.
 SAMPLED_SHARE = 0.09
 SAMPLED_SECONDS = 0.06
 LEAST_SAMPLED_SECONDS = 0.01

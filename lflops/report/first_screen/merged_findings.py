@@ -14,7 +14,7 @@ from lflops import units
 from lflops.analysis.step_times import with_recompute
 from lflops.findings.evaluate import findings_of_run
 from lflops.findings.evidence import REPORTED_SHARE
-from lflops.findings.finding import Finding, ordered
+from lflops.findings.finding import Finding, mostly_in, ordered
 from lflops.findings.own_operators import with_time
 from lflops.findings.part_rule import in_bursts
 from lflops.findings.registry import issue_share
@@ -23,7 +23,6 @@ from lflops.findings.rules.other_work import OtherWork
 from lflops.findings.run_rule import RunEvidence
 from lflops.findings.stalls import stalls_of
 from lflops.ledger.account import Ledger
-from lflops.profile.module_names import plain
 from lflops.profile.profile import Profile
 from lflops.profile.series import scaled
 from lflops.report.first_screen.step_times import StepTimes, times_of, work_ratio
@@ -265,8 +264,8 @@ def _of_mean_of_run(finding: Finding, times: StepTimes, ledger: Ledger) -> Findi
     rhythm = ""
     if ledger.is_on_cpu or finding.cause == "data":
         rhythm = _rhythm(finding.cause, ledger, seconds)
-    place = f", mostly in {plain(finding.place)}" if finding.place else ""
-    sentence = f"{_cost(share, seconds)} is spent {phrase}{place}{rhythm}."
+    where = mostly_in(finding.place) + rhythm
+    sentence = f"{_cost(share, seconds)} is spent {phrase}{where}."
     return replace(finding, seconds=seconds, share=share, of="step", sentence=sentence)
 
 
