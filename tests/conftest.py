@@ -1,7 +1,6 @@
 """Fixtures, the pytest options and hooks, and the process settings that all tests share."""
 
 import gc
-import math
 import os
 import random
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from lflops.cli import progress
 from lflops.hardware import chips
 from lflops.monitoring.window import live_metrics, window
 from lflops.trace import annotate_in_background
+from tests.support import stack_sampling
 from tests.support.browser import CHROMIUM
 from tests.support.process_state import settle
 from tests.support.shared_starts import scope_of, shares_first
@@ -59,8 +59,7 @@ annotate_in_background.NICENESS = 0
 
 # Windows of tests have exactly the steps of their schedule. How many steps sample stacks depends on
 # the time of the steps, so only tests with the fixture `samples_stacks` have such steps.
-LEAST_SAMPLED_SECONDS = window.LEAST_SAMPLED_SECONDS
-window.LEAST_SAMPLED_SECONDS = math.inf
+stack_sampling.turn_off()
 
 # An empty table of chips replaces the table of the developer who runs the tests.
 os.environ["LFLOPS_CHIPS"] = os.devnull
@@ -119,7 +118,7 @@ def cuda() -> torch.device:
 @pytest.fixture
 def samples_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let windows request stack-sampling steps, as they do outside tests."""
-    monkeypatch.setattr(window, "LEAST_SAMPLED_SECONDS", LEAST_SAMPLED_SECONDS)
+    monkeypatch.setattr(window, "LEAST_SAMPLED_SECONDS", stack_sampling.USUAL)
 
 
 @pytest.fixture(scope="session")

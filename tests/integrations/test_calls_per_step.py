@@ -286,6 +286,8 @@ from pathlib import Path
 from torch import nn
 from torch.utils.data import DataLoader
 from tests.integrations.test_calls_per_step import Calls, Over
+from tests.support import stack_sampling
+stack_sampling.turn_off()
 model = nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 calls = Calls()

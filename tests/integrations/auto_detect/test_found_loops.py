@@ -652,6 +652,8 @@ def test_nothing_keeps_a_model_or_a_loader_alive(tmp_path: Path, warm_python: Wa
 
 MONITORED = f"""{ASKED}{MODEL}
 import lflops
+from tests.support import stack_sampling
+stack_sampling.turn_off()
 def step():
     model(torch.ones(2, 64)).sum().backward()
     optimizer.step()

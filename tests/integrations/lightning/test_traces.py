@@ -55,6 +55,7 @@ from tests.integrations.lightning.test_hooked_step import (
 )
 from tests.integrations.lightning.test_outlets import Recorder
 from tests.integrations.lightning.test_same_training import train
+from tests.support import stack_sampling
 from tests.support.fake_clock import use_clock
 from tests.support.lightning_runs import (
     CLASSES,
@@ -1024,6 +1025,7 @@ def fork_all(folder: Path) -> None:
     The processes are forked when Lightning is loaded and nothing has been recorded. They end like
     any program.
     """
+    stack_sampling.turn_off()
     cases = {name: case for name, (case, _) in CASES.items()} | {CULPRIT: two_profilers}
     # Otherwise, the garbage collector of each process would copy the memory of all loaded objects.
     gc.freeze()
