@@ -127,6 +127,17 @@ def test_a_function_that_sleeps_is_named_once() -> None:
     assert sleep.fix.endswith("access to files or the network in f (train.py:8)")
 
 
+def test_a_tiny_sleep_hides_no_function() -> None:
+    """If the thread sleeps for 0.5 of 30 ms, the function that takes most of the time is awake."""
+    own: dict[tuple[str, Phase], float] = {("", "forward"): 30e-3}
+    given = sleeping(trained(own=own), on_core=53.5e-3, seconds=54e-3)
+    step = analyze(given).evidence
+    assert 0 < step.sleeping_in("") < 1e-3
+    found = first(given, function("forward"))
+    assert "outside" == found.cause
+    assert "f (train.py:8)" == found.place
+
+
 def test_a_short_sleep_is_not_where_the_function_is() -> None:
     """A sleep of 10 of 30 ms outside the layers may be in any function, whatever the rest does."""
     own: dict[tuple[str, Phase], float] = {("", "forward"): 30e-3}

@@ -17,6 +17,12 @@ REFERENCE_SHARE = 0.1
 PYTHON_SHARE = 0.5
 """Python code is the reason if it takes at least this share of the time outside the layers."""
 
+SHORT_SLEEP = 0.1
+"""A sleep of at most this share of the time outside the layers cannot be the main function's work.
+
+The main function takes at least half of this time.
+"""
+
 
 class OutsideLayers(ModuleRule):
     """The model spends time outside its layers.
@@ -106,7 +112,8 @@ class OutsideLayers(ModuleRule):
 
     def place_of(self, candidate: Candidate, step: StepEvidence) -> str:
         # A function that sleeps is named by another finding.
-        return "" if step.sleeping_in("") else step.main_function("forward")
+        is_awake = step.sleeping_in("") <= SHORT_SLEEP * step.self_forward("")
+        return step.main_function("forward") if is_awake else ""
 
     def sentence_for(self, candidate: Candidate, step: StepEvidence) -> str:
         return self.sentence if step.is_lightning else self.sentence_of_custom_loop
